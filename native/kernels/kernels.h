@@ -1,0 +1,124 @@
+// The table of inner loops.  One table for each instruction set; all give the same bits.
+//
+// The arithmetic ("S1") is part of each contract: a kernel may reorder work, never roundings.
+//  * fma(a, b, c) rounds once.  There are no reciprocal estimates, no libm, no contraction.
+//  * `sum16(x)`: 16 virtual lanes, lane l adds x[l], x[l + 16], ... from zero in order; then lanes
+//    are added as a tree: l + 8, then + 4, + 2, + 1.  `max16` likewise (order does not matter).
+//  * exp is one fixed polynomial (kernels/math.inl) of about 1 ulp; sigmoid, silu, gelu build on it.
+//  * FTZ and DAZ are set by the caller in every compute thread.
+//
+// Contracts common to all: pointers that name rows, panels and pages are 64-byte aligned unless
+// said otherwise; no allocation, no exceptions, no threads, no static state.
+//
+// The trap: an inline function of the standard library compiled in an ISA file is a weak symbol,
+// and the linker may keep that copy for everyone.  ISA files and *.inl therefore include only
+// <stdint.h>, intrinsics and headers of ours, and keep all code in the ISA's own namespace.
+#pragma once
+
+#include "../dtype.h"
+
+namespace samovar {
+
+// out[r][j] = acc(r, j) [+ bias[j]] [+ add[r][j]], in this order, for j in [0, n).
+//
+// Q8 input: acc = 0; for each block b of 32 in k order, with I the exact integer sum of
+//   (weight code - offset) * activation code: acc = fma(float(I), d_w[b] * d_a[b], acc);
+//   forms with minimums then acc = fma(min_w[b], dsum_a[b], acc); U6 combines its halves first,
+//   I = s_lo * I_lo + s_hi * I_hi.  For K-quants d_w = d * sc and min_w = -(dmin * mn), exact in f32.
+// F32 input: acc = fma(x[k], w[k], acc) in k order.  F16 weights are widened first.
+// BF16 input: for each 32 k: e and o from zero, e = fma(x[2i], w[2i], e), o = fma(x[2i+1], w[2i+1], o)
+//   for i = 0..15; acc = acc + (e + o).  This is TDPBF16PS.
+struct MatmulArgs {
+  const uint8_t* x;     // first activation row, of the type that the form reads
+  int64_t x_stride;     // bytes from row to row
+  int rows;             // >= 1
+  int k;                // columns of x; padding as in dtype.h
+  const uint8_t* w;     // first panel
+  int64_t panel_stride; // bytes from panel to panel
+  int n;                // outputs; ceil(n / 16) panels are read, the last may be partial
+  float* out;           // no alignment beyond 4; columns past n are not touched
+  int64_t out_stride;   // floats from row to row
+  const float* bias;    // n floats, or null
+  const float* add;     // added last, or null; may be `out` itself
+  int64_t add_stride;
+};
+using MatmulFn = void (*)(const MatmulArgs& args);
+
+// One KV head, one context chunk of at most 512 tokens, some query rows of one sequence.
+//
+// For each row r and each position p in the chunk with first[r] <= p <= last[r]:
+//   s = (q . k_p) * scale, in the order of the KV type (BF16 and Q8: the BF16 matmul order above
+//   with q rounded to bf16; F32: one fma chain in dim order);
+//   m[r] = max of s; e_p = exp(s - m[r]), for BF16 and Q8 rounded to bf16; positions outside give 0;
+//   l[r] = sum16 of e over the chunk's positions (lane = position mod 16);
+//   o[r][d] = sum over tokens of e_p * v_p[d]: BF16 and Q8: for each page e/o accumulators of even
+//   and odd tokens as in the matmul, o = o + (e + o'); F32: one fma chain in token order.
+// A row that sees nothing of the chunk gets m = -inf, l = 0 and o = 0.
+// Pages that no row sees need not be read; unwritten slots of read pages are finite.
+struct AttendArgs {
+  const float* const* q;         // rows pointers to hd floats (not scaled)
+  int rows;                      // 1..16
+  int hd;                        // multiple of 32, at most 256
+  const int32_t* first;          // rows: first visible position (sliding window)
+  const int32_t* last;           // rows: last visible position
+  const uint8_t* const* pages;   // one pointer for each page of the chunk
+  int num_pages;                 // 1..16
+  int32_t base;                  // position of the chunk's first token, a multiple of 512
+  float scale;
+  float* m;                      // rows
+  float* l;                      // rows
+  float* o;                      // rows x o_stride
+  int64_t o_stride;
+};
+using AttendFn = void (*)(const AttendArgs& args);
+
+struct Kernels {
+  const char* name; // "portable", "avx2", "avx512", "neon"
+
+  MatmulFn matmul[kNumForms]; // by Form
+  AttendFn attend[3];         // by KvType
+
+  // Stores one token's k and v (hd floats each) into its slot of a page, by KvType.
+  // Q8: for each 32 dims d = max|x| / 127, q = rne(x * (127 / max)); zero block as quantize_q8.
+  void (*kv_store[3])(const float* k, const float* v, int hd, int slot, uint8_t* page);
+
+  // Folds chunk b into a running result a, in place: m = max(a.m, b.m), wa = exp(a.m - m),
+  // wb = exp(b.m - m), l = fma(b.l, wb, a.l * wa), o = fma(b.o, wb, a.o * wa).  b.m == -inf: unchanged;
+  // a.m == -inf: a = b.
+  void (*attend_merge)(float* a_m, float* a_l, float* a_o, const float* b_m, const float* b_l,
+                       const float* b_o, int hd);
+
+  // Writes a Q8 row: for each block d = max|x| / 127, q = rne(x * (127 / max)), true divisions; a
+  // block whose max is 0 or so small that 127 / max overflows gives zeros.  False if any x is not finite.
+  bool (*quantize_q8)(const float* x, int k, uint8_t* out);
+  // Writes a BF16 row (round to nearest even), padding zero.  False if any x is not finite.
+  bool (*round_bf16)(const float* x, int k, uint8_t* out);
+
+  // out[i] = (x[i] * (1 / sqrt(sum16(x^2) / n + eps))) * w[i] [+ add[i]]; squares enter the sum by
+  // fma(x, x, lane).  w null means 1; out may be x or add.  Pointers need 4-byte alignment only.
+  void (*rms_norm)(const float* x, const float* w, const float* add, int n, float eps, float* out);
+
+  // out[i] = act(gate[i]) * up[i].  silu(x) = x / (1 + exp(-x));
+  // gelu_tanh(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3), evaluated as
+  // x / (1 + exp(-2u)).  out may be gate.
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* out);
+
+  // Rotates one head in place, half-split: for i < half: a = x[i], b = x[i + half];
+  // x[i] = fma(a, cos[i], -(b * sin[i])), x[i + half] = fma(b, cos[i], a * sin[i]).
+  void (*rope)(float* x, const float* cos, const float* sin, int half);
+
+  // out[i] = x[i] * s
+  void (*scale)(const float* x, float s, int n, float* out);
+
+  // Index of the largest value; the lowest index on a tie.  NaN is never chosen; all NaN gives 0.
+  int (*argmax)(const float* x, int n);
+  // out[i] = exp((x[i] - shift) * mul), returns sum16(out).  -inf gives 0.  out may be x.
+  float (*exp_sum)(const float* x, int n, float shift, float mul, float* out);
+};
+
+// Tables that this build has and this CPU can run, best first; the last is always "portable".
+// Returns their number (at most `capacity` are written).
+int available_kernels(const Kernels** out, int capacity);
+
+} // namespace samovar

@@ -1,0 +1,78 @@
+"""What a checkpoint gives, whatever the file format: config, tensors, vocabulary, template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from samovar.checkpoint.formats import Format
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as it lies in the file.
+
+    shape: row-major, [out, in] for a matrix, [n] for a vector.
+    data: the raw blocks of `format`, rows contiguous; a view of the mapped file where the order
+    of its rows is ours, else a copy.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """A vocabulary as a GGUF file states it; the text layer turns it into a tokenizer.
+
+    model: `tokenizer.ggml.model`: "gpt2" is byte-level BPE, "llama" is SentencePiece.
+    pre: `tokenizer.ggml.pre`, the name of the pre-tokenizer of a byte-level BPE, or None.
+    token_types: one for each token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
+    merges: "left right" pairs in order of rank (BPE only).  scores: log probabilities (SentencePiece only).
+    cache_key: names the content of this vocabulary, for what is slow to build from it.
+    """
+
+    model: str
+    pre: str | None
+    tokens: Sequence[str]
+    token_types: Sequence[int]
+    scores: Sequence[float]
+    merges: Sequence[str]
+    bos_id: int | None
+    eos_id: int | None
+    eot_id: int | None
+    unk_id: int | None
+    pad_id: int | None
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    cache_key: str
+
+
+class Checkpoint(Protocol):
+    """Read access to one model; nothing is copied before it is asked for.
+
+    Tensor names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`), rows are in
+    Hugging Face's order (half-split RoPE), and norm weights are the effective multiplier.
+    """
+
+    path: str
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tokenizer: TokenizerSource
+    chat_template: str | None
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The tensor called `name`.  Raises MissingTensor."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of that name is there; asking does not count as use."""
+        ...
+
+    def unused(self) -> set[str]:
+        """Names of tensors that nobody has asked for."""
+        ...

@@ -1,0 +1,114 @@
+"""What the engine is asked and what it answers: immutable, and valid once constructed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from samovar.errors import RequestError
+
+FinishReason = Literal["stop", "length"]
+MAX_STOP_STRINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen; the order of the samplers is that of the fields.
+
+    repeat_penalty: divides (or multiplies, below zero) the logits of the last `repeat_last_n`
+        tokens of prompt and reply; 1 is off.
+    frequency_penalty, presence_penalty: subtracted for each, or once for any, occurrence in the reply.
+    temperature: 0 takes the most probable token, the lowest id on a tie.
+    top_k: 0 is off.  min_p: relative to the most probable token.  top_p: 1 is off.
+    seed: 64-bit; the reply is a function of the request and this alone.
+    """
+
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    temperature: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
+    top_p: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range("repeat_penalty", self.repeat_penalty, 0.0, 100.0, low_open=True)
+        _check_range("repeat_last_n", self.repeat_last_n, 0, 2**31 - 1)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_k", self.top_k, 0, 2**31 - 1)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        _check_range("seed", self.seed, 0, 2**64 - 1)
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, low_open: bool = False
+) -> None:
+    inside = low < value <= high if low_open else low <= value <= high  # NaN is inside of nothing
+    if not inside:
+        bracket = "(" if low_open else "["
+        raise RequestError(
+            f"{name} is {value}, but must be in {bracket}{low:g}, {high:g}].", param=name
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue.
+
+    id: unique among live requests; a server's own, never a client's.
+    prompt: token ids, at least one.
+    max_tokens: most tokens to generate; 0 means until the context is full.
+    stop: strings that end the reply, none of which is part of it.
+    end_ids: tokens that end the reply.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    end_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError("The prompt is empty.", param="prompt")
+        _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        if len(self.stop) > MAX_STOP_STRINGS or "" in self.stop:
+            raise RequestError(
+                f"stop takes up to {MAX_STOP_STRINGS} non-empty strings.", param="stop"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts and times of one request; times in seconds, None until they are known."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    decode_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step adds to a reply.
+
+    text: may be empty (tokens of an unfinished character, or of a possible stop string).
+    tokens: ids sampled since the last delta, the end token included.
+    finish_reason: set on the last delta only.
+    usage: counts so far.
+    error: the request failed in the engine (its row met a non-finite value); it is the last delta.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    usage: Usage
+    finish_reason: FinishReason | None = None
+    error: str | None = None
