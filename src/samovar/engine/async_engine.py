@@ -1,0 +1,134 @@
+"""The one place where the engine's thread and the event loop meet."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+from collections.abc import AsyncGenerator
+
+from samovar.engine.engine import Engine
+from samovar.engine.request import Delta, Request
+from samovar.errors import Unavailable
+
+# The engine needs the GIL for a short while after each step; the default of 5 ms is two steps long.
+SWITCH_INTERVAL_S = 0.0005
+
+
+class AsyncEngine:
+    """Runs an engine in a thread of its own and hands its deltas to coroutines of one event loop.
+
+    Each stream has an unbounded queue, so a slow reader stalls nobody.  A fault in the engine ends
+    every open stream with `Unavailable`, is kept in `failure`, and refuses later ones.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.failure: BaseException | None = None
+        self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()
+        self._streams: dict[str, asyncio.Queue[Delta | None]] = {}  # event loop only
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Starts the thread; called on the event loop that will read the streams."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="samovar-engine", daemon=True)
+        self._thread.start()
+
+    def stream(self, request: Request, *, param: str = "prompt") -> AsyncGenerator[Delta, None]:
+        """The deltas of a request, the last one with its finish reason or error.
+
+        The request is refused here, and joins the queue when the first delta is asked for; closing the
+        generator aborts it.  `param` names the field that the prompt came from.
+        """
+        self._refuse_if_failed()
+        self.engine.check(request, param=param)
+        return self._stream(request)
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits until no stream is open; False when the time ran out first."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._streams:
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    async def close(self) -> None:
+        """Ends the thread after its current step."""
+        if self._thread is not None:
+            self._inbox.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    async def _stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._streams[request.id] = deltas
+        ended = False
+        try:
+            self._inbox.put(request)
+            while not ended:
+                delta = await deltas.get()
+                if delta is None:
+                    self._refuse_if_failed()
+                    return
+                ended = bool(delta.finish_reason or delta.error)
+                yield delta
+        finally:
+            del self._streams[request.id]
+            if not ended:
+                self._inbox.put(request.id)
+
+    def _refuse_if_failed(self) -> None:
+        if self.failure is not None:
+            raise Unavailable(
+                "The engine has stopped after a fault; see the server's log.", code="engine_error"
+            )
+
+    def _deliver(self, deltas: list[tuple[str, Delta]]) -> None:
+        for request_id, delta in deltas:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.put_nowait(delta)
+
+    def _fail(self, failure: BaseException) -> None:
+        self.failure = failure
+        for stream in self._streams.values():
+            stream.put_nowait(None)
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        try:
+            while self._take_messages():
+                deltas = self.engine.step()
+                if deltas:
+                    self._post(self._deliver, deltas)
+        except BaseException as failure:  # the thread must never end in silence
+            self._post(self._fail, failure)
+            raise
+
+    def _take_messages(self) -> bool:
+        """Applies what has arrived, waiting while the engine is idle; False once it shall end."""
+        while True:
+            stats = self.engine.stats()
+            idle = not stats.running and not stats.waiting
+            try:
+                message = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            if isinstance(message, Request):
+                self.engine.submit(message)
+            else:
+                self.engine.abort(message)
+
+    def _post(self, callback: object, argument: object) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(callback, argument)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""The engine: requests go in, one step at a time computes them together, deltas come out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samovar.engine.blocks import BlockPool
+from samovar.engine.load import EngineOptions, LoadedModel, load_model
+from samovar.engine.request import Delta, Request
+from samovar.engine.scheduler import Chunk, Scheduler
+from samovar.engine.sequence import Sequence
+from samovar.engine.step import sampling_arrays, step_arrays
+from samovar.errors import ContextOverflow, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot; `last_step_at` is a time.monotonic() moment."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    steps: int
+    tokens_computed: int
+    last_step_at: float
+
+
+class Engine:
+    """Runs one model.  All methods belong to one thread, except `check` and `stats`.
+
+    The reply to a request is a function of the request and the model alone: neither the
+    other requests, nor the number of threads, nor the size of a step changes a bit of it.
+    """
+
+    def __init__(self, model: LoadedModel, options: EngineOptions) -> None:
+        self.info = model.info
+        self.tokenizer = model.tokenizer
+        self.template = model.template
+        self.end_ids = model.end_ids
+        self._runner = model.runner
+        self._pool = BlockPool(model.num_blocks)
+        self._scheduler = Scheduler(
+            self._pool, batch=options.batch, max_sequences=options.max_sequences
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._steps = 0
+        self._tokens_computed = 0
+        self._last_step_at = time.monotonic()
+
+    @classmethod
+    def load(
+        cls, path: Path, options: EngineOptions | None = None, *, sha256: str | None = None
+    ) -> Engine:
+        """An engine for the model file at `path`; see `load_model` for the errors."""
+        options = options or EngineOptions()
+        return cls(load_model(path, options, sha256=sha256), options)
+
+    def check(self, request: Request, *, param: str = "prompt") -> None:
+        """Raises what `submit` would raise; thread-safe.  `param` names the field in the error."""
+        if len(request.prompt) >= self.info.num_ctx:
+            raise ContextOverflow(len(request.prompt), self.info.num_ctx, param=param)
+        vocab_size = self.tokenizer.vocab_size
+        if not (0 <= min(request.prompt) and max(request.prompt) < vocab_size):
+            raise RequestError(
+                f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
+            )
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its id must not be in use."""
+        self.check(request)
+        if request.id in self._sequences:
+            raise ValueError(f"request id {request.id!r} is in use")
+        seq = Sequence(request, self.tokenizer, self.info.num_ctx)
+        self._sequences[request.id] = seq
+        self._scheduler.add(seq)
+
+    def abort(self, request_id: str) -> None:
+        """Drops a request wherever it is, at once; an unknown id is one that has ended already."""
+        seq = self._sequences.pop(request_id, None)
+        if seq is not None:
+            self._scheduler.remove(seq)
+
+    def step(self) -> list[tuple[str, Delta]] | None:
+        """Computes one step; what each request gained by it, or None if there is nothing to do."""
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            return None
+        bad_rows = self._runner.run(**step_arrays(chunks))
+        self._scheduler.commit(chunks)
+        deltas = self._fail(chunks, bad_rows.tolist()) if len(bad_rows) else []
+        deltas += self._sample([chunk for chunk in chunks if chunk.reaches_end])
+        self._steps += 1
+        self._tokens_computed += sum(chunk.count for chunk in chunks)
+        self._last_step_at = time.monotonic()
+        return deltas
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Delta]]:
+        """Runs requests to their ends together; closing the iterator drops the unfinished ones."""
+        live: set[str] = set()
+        try:
+            for request in requests:
+                self.submit(request)
+                live.add(request.id)
+            while live:
+                for request_id, delta in self.step() or []:
+                    if delta.finish_reason or delta.error:
+                        live.discard(request_id)
+                    yield request_id, delta
+        finally:
+            for request_id in live:
+                self.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        """Counters for operators; thread-safe, since each is read once."""
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            blocks_used=self._pool.num_blocks - self._pool.num_free,
+            blocks_total=self._pool.num_blocks,
+            steps=self._steps,
+            tokens_computed=self._tokens_computed,
+            last_step_at=self._last_step_at,
+        )
+
+    def profile(self, enabled: bool | None = None) -> list[dict[str, Any]]:
+        """Switches the profile of native operations on or off and returns what it holds."""
+        return self._runner.profile(enabled)
+
+    def check_blocks(self) -> None:
+        """Asserts that no block is lost or shared; for idle moments and tests."""
+        self._pool.check([block for seq in self._scheduler for block in seq.blocks])
+
+    def _sample(self, chunks: list[Chunk]) -> list[tuple[str, Delta]]:
+        if not chunks:
+            return []
+        tokens = self._runner.sample(**sampling_arrays(chunks)).tolist()
+        deltas = []
+        for chunk, token in zip(chunks, tokens, strict=True):
+            request_id = chunk.seq.request.id
+            if request_id not in self._sequences:
+                continue  # failed in this very step
+            delta = chunk.seq.append(token)
+            deltas.append((request_id, delta))
+            if delta.finish_reason:
+                self.abort(request_id)
+        return deltas
+
+    def _fail(self, chunks: list[Chunk], bad_rows: list[int]) -> list[tuple[str, Delta]]:
+        deltas = []
+        start = 0
+        for chunk in chunks:
+            if any(start <= row < start + chunk.count for row in bad_rows):
+                message = "The model computed a value that is not a finite number."
+                deltas.append((chunk.seq.request.id, chunk.seq.fail(message)))
+                self.abort(chunk.seq.request.id)
+            start += chunk.count
+        return deltas

@@ -1,0 +1,201 @@
+"""From a model file to everything that a step needs, planned to fit into memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from samovar import _native as native
+from samovar.checkpoint import open_checkpoint
+from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
+from samovar.engine.fingerprint import file_sha256, fingerprint
+from samovar.errors import MemoryLimit, SettingError
+from samovar.models import load_program
+from samovar.text.template import ChatTemplate
+from samovar.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_CTX = 4096
+KV_SHARE_OF_FREE_MEMORY = 4  # the pool takes one part in so many, if one context needs no more
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to run a model; 0 and None mean that the machine and the model decide.
+
+    ctx: tokens of prompt and reply.  kv: "bf16", "f32" or "q8".  batch: prompt tokens a step.
+    isa: name of a kernel table.  chat_template: a name or a file.  eos: ids that replace the model's end tokens.
+    """
+
+    ctx: int = 0
+    kv: str = "bf16"
+    threads: int = 0
+    batch: int = 256
+    isa: str | None = None
+    max_sequences: int = 32
+    chat_template: str | None = None
+    eos: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What was loaded and how it runs; bytes are memory, not file, unless named so."""
+
+    path: Path
+    architecture: str
+    num_parameters: int
+    file_bytes: int
+    num_ctx: int
+    max_ctx: int
+    template_name: str | None
+    kv: str
+    isa: str
+    threads: int
+    batch: int
+    weight_bytes: int
+    kv_bytes: int
+    load_s: float
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The parts that the engine drives."""
+
+    info: ModelInfo
+    runner: native.Runner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    end_ids: frozenset[int]
+    num_blocks: int
+
+
+def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None) -> LoadedModel:
+    """Reads, checks, packs and plans a model.
+
+    sha256: the file's, where it is known already.
+    Raises CheckpointError, UnsupportedModel, MemoryLimit, SettingError.
+    """
+    started = time.monotonic()
+    kernels = _kernels(options.isa)
+    checkpoint = open_checkpoint(path)
+    file_bytes = path.stat().st_size
+    _refuse_if_larger_than_memory(path, file_bytes)
+
+    tokenizer = Tokenizer.build(checkpoint.tokenizer, cache_dir=user_cache_path("samovar"))
+    template = _template(options.chat_template, checkpoint.chat_template, tokenizer)
+    pool = native.Pool(options.threads or native.usable_cores())
+    program = load_program(
+        checkpoint,
+        kernels=kernels,
+        pool=pool,
+        arena=native.Arena(),
+        max_tokens=options.batch + options.max_sequences,
+        max_logit_rows=options.max_sequences,
+        max_sequences=options.max_sequences,
+    )
+    num_ctx = _context(options.ctx, program.max_ctx)
+    block_bytes = native.KvCache.block_bytes_for(
+        layers=program.layers,
+        kv_heads=program.kv_heads,
+        head_dim=program.head_dim,
+        dtype=options.kv,
+    )
+    num_blocks = _plan_blocks(num_ctx, options.max_sequences, block_bytes)
+    cache = native.KvCache(
+        layers=program.layers,
+        kv_heads=program.kv_heads,
+        head_dim=program.head_dim,
+        num_blocks=num_blocks,
+        dtype=options.kv,
+    )
+    template_text = None if template is None else template.source
+    info = ModelInfo(
+        path=path,
+        architecture=program.architecture,
+        num_parameters=program.num_parameters,
+        file_bytes=file_bytes,
+        num_ctx=num_ctx,
+        max_ctx=program.max_ctx,
+        template_name=None if template is None else template.name,
+        kv=options.kv,
+        isa=kernels.name,
+        threads=pool.threads,
+        batch=options.batch,
+        weight_bytes=program.weight_bytes,
+        kv_bytes=num_blocks * block_bytes,
+        load_s=time.monotonic() - started,
+        fingerprint=fingerprint(sha256 or file_sha256(path), options.kv, template_text),
+    )
+    return LoadedModel(
+        info=info,
+        runner=native.Runner(program.native, cache, kernels, pool),
+        tokenizer=tokenizer,
+        template=template,
+        end_ids=_end_ids(options.eos, tokenizer, template),
+        num_blocks=num_blocks,
+    )
+
+
+def _kernels(isa: str | None) -> native.Kernels:
+    try:
+        return native.Kernels(isa)
+    except ValueError as error:
+        raise SettingError(str(error), param="isa") from error
+
+
+def _template(
+    wanted: str | None, models_own: str | None, tokenizer: Tokenizer
+) -> ChatTemplate | None:
+    if wanted is not None:
+        if wanted in ChatTemplate.names():
+            return ChatTemplate.named(wanted, tokenizer)
+        return ChatTemplate.from_file(Path(wanted), tokenizer)
+    return None if models_own is None else ChatTemplate.from_jinja(models_own, tokenizer)
+
+
+def _end_ids(
+    eos: tuple[int, ...], tokenizer: Tokenizer, template: ChatTemplate | None
+) -> frozenset[int]:
+    for token in eos:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise SettingError(
+                f"--eos {token} is no token id; this model has 0 to {tokenizer.vocab_size - 1}.",
+                param="eos",
+            )
+    if eos:
+        return frozenset(eos)
+    return tokenizer.end_ids | (frozenset() if template is None else template.end_ids)
+
+
+def _context(wanted: int, max_ctx: int) -> int:
+    if wanted > max_ctx:
+        raise SettingError(
+            f"--ctx {wanted} is more than this model's maximum of {max_ctx} tokens.", param="ctx"
+        )
+    return wanted or min(max_ctx, DEFAULT_MAX_CTX)
+
+
+def _refuse_if_larger_than_memory(path: Path, file_bytes: int) -> None:
+    free = native.available_memory()
+    if file_bytes > free:
+        raise MemoryLimit(
+            f"{path.name} needs about {file_bytes / 2**20:.0f} MiB, but only "
+            f"{free / 2**20:.0f} MiB of memory are free."
+        )
+
+
+def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int) -> int:
+    """Blocks of the KV pool: at least one context, at most what all sequences can use."""
+    one = blocks_for(num_ctx)
+    free = native.available_memory()
+    if one * block_bytes > free:
+        fits = free // block_bytes * BLOCK_TOKENS
+        raise MemoryLimit(
+            f"The KV cache of one context of {num_ctx} tokens needs "
+            f"{one * block_bytes / 2**20:.0f} MiB, but only {free / 2**20:.0f} MiB are free: "
+            f"choose --ctx of at most {fits}, or --kv q8."
+        )
+    return min(one * max_sequences, max(one, free // KV_SHARE_OF_FREE_MEMORY // block_bytes))

@@ -1,0 +1,89 @@
+"""The life of one request inside the engine."""
+
+from __future__ import annotations
+
+import time
+
+from samovar.engine.request import Delta, FinishReason, Request, Usage
+from samovar.text.detokenizer import Detokenizer
+from samovar.text.stops import StopMatcher
+from samovar.text.tokenizer import Tokenizer
+
+
+class Sequence:
+    """Tokens of a request, how many of them are computed, and the blocks that hold their KV.
+
+        tokens   [ prompt ............. | reply ........ ]
+        computed [ in the cache ............... ]
+        pending                                 [ the rest ]     one token while decoding
+
+    A sequence that gives its blocks back keeps its tokens: all of them are pending again.
+    Engine thread only.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, num_ctx: int) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.computed = 0
+        self.blocks: list[int] = []
+        self._num_prompt = len(request.prompt)
+        room = num_ctx - self._num_prompt
+        self._max_reply = min(request.max_tokens or room, room)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(request.stop)
+        self._submitted_at = time.monotonic()
+        self._started_at: float | None = None
+        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def num_reply(self) -> int:
+        return len(self.tokens) - self._num_prompt
+
+    @property
+    def reply(self) -> list[int]:
+        return self.tokens[self._num_prompt :]
+
+    def start(self) -> None:
+        """Notes the moment at which the sequence first leaves the queue."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+
+    def append(self, token: int) -> Delta:
+        """Adds a sampled token; the one place where text is made and the end is decided."""
+        self._last_token_at = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = self._last_token_at
+        self.tokens.append(token)
+
+        ended = token in self.request.end_ids
+        full = self.num_reply >= self._max_reply
+        text, stopped = ("", False) if ended else self._stops.push(self._detokenizer.push((token,)))
+        if not stopped and (ended or full):
+            # What an unfinished character or a possible stop string held back is text after all.
+            tail, stopped = self._stops.push(self._detokenizer.finish())
+            text += tail if stopped else tail + self._stops.finish()
+        reason: FinishReason | None = None
+        if ended or stopped:
+            reason = "stop"
+        elif full:
+            reason = "length"
+        return Delta(text=text, tokens=(token,), usage=self.usage(), finish_reason=reason)
+
+    def fail(self, message: str) -> Delta:
+        """The last delta of a request that cannot go on."""
+        return Delta(text="", tokens=(), usage=self.usage(), error=message)
+
+    def usage(self) -> Usage:
+        started, first, last = self._started_at, self._first_token_at, self._last_token_at
+        return Usage(
+            prompt_tokens=self._num_prompt,
+            completion_tokens=self.num_reply,
+            queue_s=None if started is None else started - self._submitted_at,
+            ttft_s=None if first is None else first - self._submitted_at,
+            decode_s=None if first is None or last is None else last - first,
+        )
