@@ -4,7 +4,7 @@
     ├─ SettingError            an option, environment variable or key of config.toml has a bad value
     ├─ CheckpointError         a model file is damaged, hostile or incomplete; names file and field
     │  ├─ MissingTensor        the architecture needs a tensor that the file does not hold
-    │  └─ UnsupportedModel     a well-formed model that this version cannot run; says what is missing
+    │  └─ UnsupportedModel     well-formed, but this version cannot run it; says what is missing
     ├─ DownloadError           a model could not be fetched
     ├─ MemoryLimit             the model or its KV cache does not fit into the memory that is there
     ├─ RequestError            400: the request is wrong; `param` names the field
@@ -137,7 +137,7 @@ class ModelNotFound(SamovarError):
 
 
 class Unavailable(SamovarError):
-    """The server cannot take the request now; `code` says why and `retry_after_s` when to return."""
+    """The server cannot take the request now; `code` says why, `retry_after_s` when to return."""
 
     status = 503
     type = "server_error"

@@ -41,8 +41,8 @@ class AsyncEngine:
     def stream(self, request: Request, *, param: str = "prompt") -> AsyncGenerator[Delta, None]:
         """The deltas of a request, the last one with its finish reason or error.
 
-        The request is refused here, and joins the queue when the first delta is asked for; closing the
-        generator aborts it.  `param` names the field that the prompt came from.
+        The request is refused here, and joins the queue when the first delta is asked for; closing
+        the generator aborts it.  `param` names the field that the prompt came from.
         """
         self._refuse_if_failed()
         self.engine.check(request, param=param)

@@ -65,7 +65,7 @@ class Engine:
         if len(request.prompt) >= self.info.num_ctx:
             raise ContextOverflow(len(request.prompt), self.info.num_ctx, param=param)
         vocab_size = self.tokenizer.vocab_size
-        if not (0 <= min(request.prompt) and max(request.prompt) < vocab_size):
+        if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
             raise RequestError(
                 f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
             )

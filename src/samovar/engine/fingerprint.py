@@ -14,7 +14,7 @@ NUMERICS = "s1"  # the arithmetic of the native core; changes whenever a bit of 
 
 
 def fingerprint(model_sha256: str, kv: str, template: str | None) -> str:
-    """`fp_` and 16 hex digits of the model file, the numerics, the KV type and the chat template."""
+    """`fp_` and 16 hex digits of model file, numerics, KV type and chat template."""
     parts = json.dumps([model_sha256, NUMERICS, kv, template])
     return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:16]
 

@@ -26,7 +26,8 @@ class EngineOptions:
     """How to run a model; 0 and None mean that the machine and the model decide.
 
     ctx: tokens of prompt and reply.  kv: "bf16", "f32" or "q8".  batch: prompt tokens a step.
-    isa: name of a kernel table.  chat_template: a name or a file.  eos: ids that replace the model's end tokens.
+    isa: name of a kernel table.  chat_template: a name or a file.
+    eos: ids that replace the model's own end tokens.
     """
 
     ctx: int = 0

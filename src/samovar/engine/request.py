@@ -17,7 +17,8 @@ class SamplingParams:
 
     repeat_penalty: divides (or multiplies, below zero) the logits of the last `repeat_last_n`
         tokens of prompt and reply; 1 is off.
-    frequency_penalty, presence_penalty: subtracted for each, or once for any, occurrence in the reply.
+    frequency_penalty, presence_penalty: subtracted for each occurrence in the reply, or once for
+        any.
     temperature: 0 takes the most probable token, the lowest id on a tie.
     top_k: 0 is off.  min_p: relative to the most probable token.  top_p: 1 is off.
     seed: 64-bit; the reply is a function of the request and this alone.

@@ -30,9 +30,9 @@ class Scheduler:
     Every running sequence with one pending token takes part in every step; `batch` tokens less
     those rows, but at least one, are shared by the prompts that are still being read: each gets a
     fair part, what is left goes to the oldest.  When a reply needs a block and none is free, the
-    youngest running sequence gives its blocks back and waits; its tokens stay, and since a
-    result does not depend on how a prompt is cut, neither does its reply change.  The oldest is never
-    the one to wait, and the pool holds at least one full context: so every request ends.
+    youngest running sequence gives its blocks back and waits; its tokens stay, and since a result
+    does not depend on how a prompt is cut, its reply does not change.  The oldest is never the one
+    to wait, and the pool holds at least one full context: so every request ends.
     """
 
     def __init__(self, pool: BlockPool, *, batch: int, max_sequences: int) -> None:
