@@ -1,0 +1,147 @@
+"""Log lines on stderr: text for people, or one JSON object a line.
+
+`set_up` is called once by the program that owns the process; the library only writes to the
+logger called "samovar", so that a program that embeds it decides where the lines go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+LOGGER = logging.getLogger("samovar")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    """What is known about one request when it ends; None is what does not apply to it.
+
+    client: address of the other end.  status: HTTP status, 499 when the client went away.
+    ttft_s: from the arrival of the request to its first token.
+    tokens_per_s: reply tokens a second after the first.  duration_s: from arrival to the last byte.
+    """
+
+    client: str
+    method: str
+    path: str
+    status: int
+    duration_s: float
+    prompt_tokens: int | None = None
+    reply_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    seed: int | None = None
+    finish_reason: str | None = None
+    ignored_fields: tuple[str, ...] = ()
+
+
+def set_up(log_format: Literal["text", "json"] | str) -> None:
+    """Send all log lines of the process, those of uvicorn included, to stderr in one format."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    LOGGER.setLevel(logging.INFO)
+
+
+def log_request(record: RequestLog) -> None:
+    """Write the one line of a finished request."""
+    LOGGER.info("request", extra={"samovar_request": record})
+
+
+def escape(text: str) -> str:
+    """`text` with everything that is not printable escaped, so that it cannot forge a line.
+
+    Covers control characters, line and paragraph separators, bidirectional overrides and lone
+    surrogates; a backslash is doubled, so that an escape cannot be imitated.
+    """
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        "\\\\" if c == "\\" else c if c.isprintable() else _escape_one(ord(c)) for c in text
+    )
+
+
+def _escape_one(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        request: RequestLog | None = getattr(record, "samovar_request", None)
+        if request is None:
+            level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+            text = f"{level}{escape(record.getMessage())}"
+        else:
+            text = _request_text(request)
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.created))} {text}"
+        if record.exc_info and record.exc_info[0] is not None:
+            # A traceback is ours, but the message at its end may quote a user: indented lines
+            # cannot be mistaken for lines of their own.
+            trace = self.formatException(record.exc_info)
+            line += "".join("\n    " + escape(part) for part in trace.splitlines())
+        return line
+
+
+def _request_text(r: RequestLog) -> str:
+    parts = [escape(r.client), escape(r.method), escape(r.path), str(r.status)]
+    if r.prompt_tokens is not None:
+        cached = f" ({r.cached_tokens} cached)" if r.cached_tokens else ""
+        parts.append(f"prompt {r.prompt_tokens}{cached}")
+    if r.reply_tokens is not None:
+        parts.append(f"reply {r.reply_tokens}")
+    if r.queue_s is not None:
+        parts.append(f"queue {_seconds(r.queue_s)}")
+    if r.ttft_s is not None:
+        parts.append(f"first {_seconds(r.ttft_s)}")
+    if r.tokens_per_s is not None:
+        parts.append(f"{r.tokens_per_s:.1f} tok/s")
+    parts.append(f"total {_seconds(r.duration_s)}")
+    if r.finish_reason is not None:
+        parts.append(escape(r.finish_reason))
+    if r.seed is not None:
+        parts.append(f"seed {r.seed}")
+    if r.ignored_fields:
+        # Names come from the client: without spaces and commas they stay one word each.
+        names = (
+            escape(name).replace(" ", "\\x20").replace(",", "\\x2c") for name in r.ignored_fields
+        )
+        parts.append("ignored " + ",".join(names))
+    return " ".join(parts)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f}ms" if value < 10 else f"{value:.1f}s"
+
+
+class _JsonFormatter(logging.Formatter):
+    """JSON in ASCII: every character of a user that could end a line is escaped by JSON itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+        }
+        request: RequestLog | None = getattr(record, "samovar_request", None)
+        if request is None:
+            line["message"] = record.getMessage()
+        else:
+            line["message"] = "request"
+            for field in dataclasses.fields(request):
+                value = getattr(request, field.name)
+                if value is not None and value != ():
+                    line[field.name] = round(value, 6) if isinstance(value, float) else value
+        if record.exc_info and record.exc_info[0] is not None:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
