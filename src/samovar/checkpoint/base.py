@@ -30,8 +30,10 @@ class TokenizerSource:
 
     model: `tokenizer.ggml.model`: "gpt2" is byte-level BPE, "llama" is SentencePiece.
     pre: `tokenizer.ggml.pre`, the name of the pre-tokenizer of a byte-level BPE, or None.
-    token_types: one for each token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
-    merges: "left right" pairs in order of rank (BPE only).  scores: log probabilities (SentencePiece only).
+    token_types: one for each token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused,
+    6 byte.
+    merges: "left right" pairs in order of rank (BPE only).
+    scores: log probabilities (SentencePiece only).
     cache_key: names the content of this vocabulary, for what is slow to build from it.
     """
 
