@@ -1,0 +1,134 @@
+"""Tokens per second over HTTP with the openai library, for one stream and for several at once.
+
+Starts `samovar serve` on a free port of the loopback; each request has a prompt of its own and asks
+for a fixed number of tokens.  Compare one stream with `samovar bench` run just before and after:
+the machine's speed drifts.
+
+    python benchmarks/serve.py smollm2 --streams 1 8 --tokens 128 --repeat 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+WORDS = "river stone lamp garden winter letter engine paper mountain silver window bread".split()
+START_TIMEOUT_S = 60
+
+
+def prompt(index: int, num_words: int) -> str:
+    """A prompt that differs from every other one in its first words already."""
+    words = (WORDS[(index * 7 + i * i) % len(WORDS)] for i in range(num_words))
+    return f"Tale number {index}: " + " ".join(words)
+
+
+@contextmanager
+def server(model: str, options: list[str]) -> Iterator[str]:
+    """Base URL of a server that lives as long as the context; its log goes to a temporary file."""
+    command = [sys.executable, "-m", "samovar", "serve", model, "--port", "0", *options]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        started = time.monotonic()
+        with log.open("w") as sink:
+            process = subprocess.Popen(command, stderr=sink)
+        try:
+            while not (found := re.search(r"http://127\.0\.0\.1:\d+/v1", log.read_text())):
+                if process.poll() is not None or time.monotonic() - started > START_TIMEOUT_S:
+                    raise SystemExit("the server did not start:\n" + log.read_text())
+                time.sleep(0.01)
+            print(f"listening after {time.monotonic() - started:.2f} s", file=sys.stderr)
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+async def one_stream(client: AsyncOpenAI, text: str, num_tokens: int) -> tuple[float, float, int]:
+    """Seconds to the first piece and to the last, and the tokens of one streamed reply."""
+    started = time.monotonic()
+    first: float | None = None
+    count = 0
+    stream = await client.completions.create(
+        model="any",
+        prompt=text,
+        max_tokens=num_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    async for chunk in stream:
+        if first is None and chunk.choices and chunk.choices[0].text:
+            first = time.monotonic() - started
+        if chunk.usage:
+            count = chunk.usage.completion_tokens
+    end = time.monotonic() - started
+    return first or end, end, count
+
+
+async def measure(url: str, num_streams: int, num_words: int, num_tokens: int) -> dict[str, float]:
+    """One round of `num_streams` requests at once."""
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        salt = time.monotonic_ns() % 1_000_000
+        started = time.monotonic()
+        replies = await asyncio.gather(
+            *(
+                one_stream(client, prompt(salt + i, num_words), num_tokens)
+                for i in range(num_streams)
+            )
+        )
+        wall = time.monotonic() - started
+    total = sum(count for _, _, count in replies)
+    # One token comes with the first piece; the others make up the decoding rate of a stream.
+    decode = statistics.median((count - 1) / (end - first) for first, end, count in replies)
+    return {
+        "output_tokens_per_s": total / wall,
+        "decode_tokens_per_s_of_a_stream": decode,
+        "ttft_s": statistics.median(first for first, _, _ in replies),
+        "output_tokens": float(total),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--url", help="a server that runs already, with its /v1")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--words", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeat", type=int, default=5)
+    args, options = parser.parse_known_args()
+
+    def rounds(url: str) -> None:
+        asyncio.run(measure(url, 1, args.words, 16))  # warm up
+        results: dict[int, list[dict[str, float]]] = {n: [] for n in args.streams}
+        for _ in range(args.repeat):  # interleaved, since the machine's speed drifts
+            for n in args.streams:
+                results[n].append(asyncio.run(measure(url, n, args.words, args.tokens)))
+        for n, found in results.items():
+            medians: dict[str, Any] = {
+                key: round(statistics.median(r[key] for r in found), 3) for key in found[0]
+            }
+            print(json.dumps({"streams": n, **medians}))
+
+    if args.url:
+        rounds(args.url)
+    else:
+        with server(args.model, options) as url:
+            rounds(url)
+
+
+if __name__ == "__main__":
+    main()
