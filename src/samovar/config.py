@@ -23,6 +23,7 @@ from samovar.errors import SettingError
 from samovar.option import VARIABLE_PREFIX, Group, Option, check_key
 
 if TYPE_CHECKING:
+    from samovar.engine.load import EngineOptions
     from samovar.engine.request import SamplingParams
 
 SourceKind = Literal["flag", "environment", "config.toml", "built-in"]
@@ -366,6 +367,14 @@ class Settings:
             # 53 bits: a client that keeps numbers as doubles can send the seed back unchanged.
             values["seed"] = secrets.randbits(53)
         return SamplingParams(**values)
+
+    def engine_options(self) -> EngineOptions:
+        """How the engine is to run the model."""
+        from samovar.engine.load import EngineOptions
+
+        return EngineOptions(
+            **{name: getattr(self, name) for name in EngineOptions.__dataclass_fields__}
+        )
 
 
 def _table() -> tuple[Option, ...]:
