@@ -25,7 +25,20 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-WORDS = "river stone lamp garden winter letter engine paper mountain silver window bread".split()
+WORDS = [
+    "river",
+    "stone",
+    "lamp",
+    "garden",
+    "winter",
+    "letter",
+    "engine",
+    "paper",
+    "mountain",
+    "silver",
+    "window",
+    "bread",
+]
 START_TIMEOUT_S = 60
 
 
