@@ -25,7 +25,10 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-WORDS = [
+WORDS = (
+    "river", "stone", "lamp", "garden", "winter", "letter", "engine", "paper", "mountain", "silver",
+    "window", "bread",
+)
     "river",
     "stone",
     "lamp",
