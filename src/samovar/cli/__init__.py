@@ -1,0 +1,62 @@
+"""The program `samovar`: one file for each group of commands.
+
+Replies and tables go to stdout, everything else to stderr. Whatever imports the engine, the
+server or numpy does so inside its command, so that help and errors come at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from samovar.errors import SamovarError
+
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command line; the exit code: 0, 1 for an error, 130 after Ctrl-C."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SamovarError as error:
+        return _fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output has left (`| head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("SAMOVAR_TRACEBACK") == "1":
+            traceback.print_exc()
+            return 1
+        return _fail(
+            f"unexpected {type(error).__name__}: {error} "
+            "(SAMOVAR_TRACEBACK=1 shows where; please report it)"
+        )
+
+
+def _run(arguments: list[str] | None) -> int:
+    import typer
+
+    from samovar.cli.app import command
+
+    try:
+        result = command().main(arguments, prog_name="samovar", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        # typer's own errors about the command line; where their class lives depends on its version.
+        if message := getattr(error, "format_message", None):
+            return _fail(message())
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str) -> int:
+    line = " ".join(message.split())
+    print(f"samovar: {line}", file=sys.stderr)
+    return 1

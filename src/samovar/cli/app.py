@@ -1,0 +1,42 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from samovar import __version__
+from samovar.cli.chat import chat, generate
+from samovar.cli.models import info, models, pull
+from samovar.cli.serve import serve
+from samovar.cli.tools import bench
+
+COMMANDS = (serve, chat, generate, pull, models, info, bench)
+
+
+def command() -> Any:
+    """The whole command line as one object of typer's."""
+    app = typer.Typer(
+        name="samovar",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(samovar)
+    for function in COMMANDS:
+        app.command()(function)
+    return typer.main.get_command(app)
+
+
+def samovar(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Serve a language model from your own CPU with the endpoints of the OpenAI API."""
+    if version:
+        print(f"samovar {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit

@@ -1,0 +1,121 @@
+"""`samovar chat` and `samovar generate`: replies in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samovar.cli.options import takes_settings
+from samovar.cli.reply import Reply, load_engine, read_prompt, stream
+from samovar.config import Settings
+from samovar.errors import SamovarError, SettingError, TemplateError
+
+if TYPE_CHECKING:
+    from samovar.engine.engine import Engine
+
+_INTERRUPTED = 130
+_HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops a reply."
+
+
+@takes_settings("model", "sampling", "machine")
+def chat(
+    settings: Settings,
+    prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Answer this and end; -: read it from standard input."),
+    ] = None,
+) -> int:
+    """Talk to a model: one turn with --prompt, otherwise a conversation."""
+    message = None if prompt is None else read_prompt(prompt)
+    engine = load_engine(settings)
+    if message is None:
+        return _converse(engine, settings)
+    reply = _answer(engine, settings, [{"role": "user", "content": message}])
+    return _INTERRUPTED if reply.interrupted else 0
+
+
+@takes_settings("model", "sampling", "machine")
+def generate(
+    settings: Settings,
+    prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Text to continue; -: read it from standard input."),
+    ] = None,
+) -> int:
+    """Continue a text as it stands, without any chat template."""
+    if prompt is None:
+        raise SettingError("generate needs --prompt TEXT, or --prompt - for standard input.")
+    text = read_prompt(prompt)
+    engine = load_engine(settings)
+    reply = stream(engine, settings, engine.tokenizer.encode(text, special=True), param="prompt")
+    return _INTERRUPTED if reply.interrupted else 0
+
+
+def _answer(engine: Engine, settings: Settings, messages: Sequence[dict[str, Any]]) -> Reply:
+    if engine.template is None:
+        raise TemplateError(
+            "This model has no chat template: choose one with --chat-template, or use "
+            "`samovar generate`."
+        )
+    tokens = engine.template.encode(messages, system=settings.system)
+    return stream(engine, settings, tokens, param="messages")
+
+
+def _converse(engine: Engine, settings: Settings) -> int:
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  (gives input() its line editing)
+
+        print(f"{engine.info.path.name}. {_HELP}", file=sys.stderr)
+    messages: list[dict[str, Any]] = []
+    while True:
+        try:
+            line = _read_line(interactive)
+            if line is None:
+                return 0
+            if line in ("/exit", "/quit"):
+                return 0
+            if line == "/clear":
+                messages.clear()
+            elif line == "/help":
+                print(_HELP, file=sys.stderr)
+            elif line:
+                _turn(engine, settings, messages, line)
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print("\n(/exit or Ctrl-D ends the conversation.)", file=sys.stderr)
+        except SamovarError as error:
+            # The conversation goes on without the turn that failed.
+            if not interactive:
+                raise
+            print(f"samovar: {error}", file=sys.stderr)
+
+
+def _turn(engine: Engine, settings: Settings, messages: list[dict[str, Any]], line: str) -> None:
+    """Answers `line`; both are added to `messages` if anything was said."""
+    user = {"role": "user", "content": line}
+    reply = _answer(engine, settings, [*messages, user])
+    if reply.text:
+        messages += [user, {"role": "assistant", "content": reply.text}]
+
+
+def _read_line(interactive: bool) -> str | None:
+    """The next line without surrounding white space, or None at the end of the input."""
+    if not interactive:
+        line = sys.stdin.readline()
+        return line.strip() if line else None
+    # input() writes its prompt to stdout, where only replies belong, unless that is the terminal.
+    prompt = "> "
+    if not sys.stdout.isatty():
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        prompt = ""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        print(file=sys.stderr)
+        return None
