@@ -61,11 +61,20 @@ class Checkpoint(Protocol):
     Hugging Face's order (half-split RoPE), and norm weights are the effective multiplier.
     """
 
-    path: str
-    config: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    tokenizer: TokenizerSource
-    chat_template: str | None
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def generation(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tokenizer(self) -> TokenizerSource: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
 
     def tensor(self, name: str) -> TensorInfo:
         """The tensor called `name`.  Raises MissingTensor."""
@@ -77,4 +86,8 @@ class Checkpoint(Protocol):
 
     def unused(self) -> set[str]:
         """Names of tensors that nobody has asked for."""
+        ...
+
+    def drop_pages(self) -> None:
+        """Give memory that holds the file's pages back; call it now and then while packing."""
         ...
