@@ -141,7 +141,8 @@ def _print_result(result: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     console.print(
-        f"{result['model']}, {result['architecture']}, {result['parameters'] / 1e6:.0f}M parameters",
+        f"{result['model']}, {result['architecture']}, "
+        f"{result['parameters'] / 1e6:.0f} million parameters",
         markup=False,
     )
     console.print(

@@ -1,0 +1,94 @@
+"""Log lines: complete, and never forged by what a client sends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samovar.log import LOGGER, RequestLog, escape, log_request, set_up
+
+RECORD = RequestLog(
+    client="127.0.0.1:5000",
+    method="POST",
+    path="/v1/chat/completions",
+    status=200,
+    duration_s=1.5,
+    prompt_tokens=30,
+    reply_tokens=12,
+    cached_tokens=16,
+    queue_s=0.001,
+    ttft_s=0.25,
+    tokens_per_s=61.2345,
+    seed=7,
+    finish_reason="stop",
+    ignored_fields=("foo", "a b,c\n"),
+)
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, LOGGER.level
+    yield
+    root.handlers[:], level, own = before
+    root.setLevel(level)
+    LOGGER.setLevel(own)
+
+
+def test_a_request_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("text")
+    log_request(RECORD)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err[20:].rstrip("\n") == (
+        "127.0.0.1:5000 POST /v1/chat/completions 200 prompt 30 (16 cached) reply 12 queue 1ms "
+        r"first 250ms 61.2 tok/s total 1500ms stop seed 7 ignored foo,a\x20b\x2cc\x0a"
+    )
+
+
+def test_a_request_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("json")
+    log_request(RECORD)
+    err = capsys.readouterr().err
+    line = json.loads(err)
+    assert err.count("\n") == 1
+    assert line["message"] == "request"
+    assert (line["status"], line["prompt_tokens"], line["seed"]) == (200, 30, 7)
+    assert line["ignored_fields"] == ["foo", "a b,c\n"]
+
+
+def test_what_does_not_apply_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("json")
+    log_request(RequestLog(client="c", method="GET", path="/", status=404, duration_s=0.001))
+    assert set(json.loads(capsys.readouterr().err)) == {
+        "time", "level", "message", "client", "method", "path", "status", "duration_s",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_traceback_stays_part_of_its_line(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up(log_format)
+    try:
+        raise ValueError("x\n2026-01-01 00:00:00 forged")
+    except ValueError:
+        LOGGER.exception("failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert sum(not line.startswith("    ") for line in lines) == 1
+
+
+@given(st.text(st.characters(codec=None)))
+def test_escaped_text_is_printable(text: str) -> None:
+    assert escape(text).isprintable()
+
+
+@given(st.text(), st.text())
+def test_different_texts_stay_different(one: str, other: str) -> None:
+    assert (escape(one) == escape(other)) == (one == other)
