@@ -74,16 +74,16 @@ def _converse(engine: Engine, settings: Settings) -> int:
     while True:
         try:
             line = _read_line(interactive)
-            if line is None:
-                return 0
-            if line in ("/exit", "/quit"):
+            if line is None or line in ("/exit", "/quit"):
                 return 0
             if line == "/clear":
                 messages.clear()
             elif line == "/help":
                 print(_HELP, file=sys.stderr)
             elif line:
-                _turn(engine, settings, messages, line)
+                reply = _turn(engine, settings, messages, line)
+                if reply.interrupted and not interactive:
+                    return _INTERRUPTED
         except KeyboardInterrupt:
             if not interactive:
                 raise
@@ -95,27 +95,29 @@ def _converse(engine: Engine, settings: Settings) -> int:
             print(f"samovar: {error}", file=sys.stderr)
 
 
-def _turn(engine: Engine, settings: Settings, messages: list[dict[str, Any]], line: str) -> None:
+def _turn(engine: Engine, settings: Settings, messages: list[dict[str, Any]], line: str) -> Reply:
     """Answers `line`; both are added to `messages` if anything was said."""
     user = {"role": "user", "content": line}
     reply = _answer(engine, settings, [*messages, user])
     if reply.text:
         messages += [user, {"role": "assistant", "content": reply.text}]
+    return reply
 
 
 def _read_line(interactive: bool) -> str | None:
     """The next line without surrounding white space, or None at the end of the input."""
-    if not interactive:
-        line = sys.stdin.readline()
-        return line.strip() if line else None
-    # input() writes its prompt to stdout, where only replies belong, unless that is the terminal.
-    prompt = "> "
-    if not sys.stdout.isatty():
-        sys.stderr.write(prompt)
-        sys.stderr.flush()
-        prompt = ""
     try:
-        return input(prompt).strip()
+        if not interactive:
+            line = sys.stdin.readline()
+            return line.strip() if line else None
+        # input() writes its prompt to stdout, where only replies belong, unless that is the
+        # terminal.
+        if sys.stdout.isatty():
+            return input("> ").strip()
+        print("> ", end="", file=sys.stderr, flush=True)
+        return input().strip()
     except EOFError:
         print(file=sys.stderr)
         return None
+    except UnicodeDecodeError as error:
+        raise SettingError(f"The line is not UTF-8 text: {error}.") from None

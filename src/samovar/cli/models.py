@@ -11,9 +11,10 @@ import typer
 from samovar.cli.options import takes_settings
 from samovar.cli.progress import download_progress
 from samovar.config import Settings, load_settings
+from samovar.log import escape
 
 if TYPE_CHECKING:
-    from samovar.checkpoint.base import Checkpoint
+    from samovar.checkpoint.gguf import GGUFFile
 
 
 def pull(
@@ -56,28 +57,30 @@ def info(settings: Settings) -> int:
 
     from samovar import hub
     from samovar.checkpoint import open_checkpoint
+    from samovar.checkpoint.gguf import GGUFFile
 
     with download_progress() as progress:
         model = hub.resolve(settings.model, offline=settings.offline, progress=progress)
+    file = GGUFFile(model.path)
     checkpoint = open_checkpoint(model.path)
-    parameters, formats = _weights(checkpoint)
     config = checkpoint.config
     rows = {
         "model": model.alias or model.id,
-        "architecture": str(config["model_type"]),
-        "parameters": f"{parameters / 1e6:,.1f} million",
-        "formats": ", ".join(f"{name} {share:.0%}" for name, share in formats),
-        "layers": str(config["num_hidden_layers"]),
+        "title": file.metadata.get("general.name", "not stated in the file"),
+        "architecture": config["model_type"],
+        "parameters": f"{sum(math.prod(t.shape) for t in file.tensors.values()) / 1e6:.1f} million",
+        "formats": _formats(file),
+        "layers": config["num_hidden_layers"],
         "context": f"{config['max_position_embeddings']} tokens",
         "vocabulary": f"{len(checkpoint.tokenizer.tokens)} tokens",
         "chat template": "none" if checkpoint.chat_template is None else "the model's own",
-        "licence": str(config.get("license") or "not stated in the file"),
+        "licence": file.metadata.get("general.license", "not stated in the file"),
         "size": size(model.path.stat().st_size),
-        "file": str(model.path),
+        "file": model.path,
     }
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, escape(str(value)))  # what a file says must not command the terminal
     Console(highlight=False, markup=False, soft_wrap=True).print(table)
     return 0
 
@@ -88,13 +91,10 @@ def size(num_bytes: int) -> str:
     return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
 
-def _weights(checkpoint: Checkpoint) -> tuple[int, list[tuple[str, float]]]:
-    """The number of parameters, and each format's share of their bytes, largest first."""
-    parameters = 0
+def _formats(file: GGUFFile) -> str:
+    """The formats of the weights with their shares of the bytes, largest first."""
     num_bytes: Counter[str] = Counter()
-    for name in checkpoint.unused():  # nobody has asked for any yet: all of them
-        tensor = checkpoint.tensor(name)
-        parameters += math.prod(tensor.shape)
-        num_bytes[tensor.format.name] += tensor.data.nbytes
+    for tensor in file.tensors.values():
+        num_bytes[tensor.format.name] += tensor.num_bytes
     total = num_bytes.total() or 1
-    return parameters, [(name, n / total) for name, n in num_bytes.most_common()]
+    return ", ".join(f"{name} {n / total:.1%}" for name, n in num_bytes.most_common())
