@@ -25,23 +25,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-WORDS = (
-    "river", "stone", "lamp", "garden", "winter", "letter", "engine", "paper", "mountain", "silver",
-    "window", "bread",
-)
-    "river",
-    "stone",
-    "lamp",
-    "garden",
-    "winter",
-    "letter",
-    "engine",
-    "paper",
-    "mountain",
-    "silver",
-    "window",
-    "bread",
-]
+WORDS = ["river", "stone", "lamp", "garden", "winter", "letter", "engine", "paper", "silver"]
 START_TIMEOUT_S = 60
 
 
