@@ -90,7 +90,7 @@ class Settings:
 
     model: str | None = _option(
         None,
-        "Model to run: smollm2 (the default), gemma3-270m, or a path to a GGUF file.",
+        "Model to run: smollm2 (the default), gemma3:270m, or the path of a GGUF file.",
         group="model",
         short="-m",
         metavar="MODEL",

@@ -50,7 +50,10 @@ def generate(
         raise SettingError("generate needs --prompt TEXT, or --prompt - for standard input.")
     text = read_prompt(prompt)
     engine = load_engine(settings)
-    reply = stream(engine, settings, engine.tokenizer.encode(text, special=True), param="prompt")
+    tokens = engine.tokenizer.encode(text, special=True)
+    if not tokens and engine.tokenizer.bos_id is not None:
+        tokens = [engine.tokenizer.bos_id]  # an empty text starts from the beginning
+    reply = stream(engine, settings, tokens, param="prompt")
     return _INTERRUPTED if reply.interrupted else 0
 
 

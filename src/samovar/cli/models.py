@@ -74,7 +74,7 @@ def info(settings: Settings) -> int:
         "context": f"{config['max_position_embeddings']} tokens",
         "vocabulary": f"{len(checkpoint.tokenizer.tokens)} tokens",
         "chat template": "none" if checkpoint.chat_template is None else "the model's own",
-        "licence": file.metadata.get("general.license", "not stated in the file"),
+        "licence": model.licence or file.metadata.get("general.license", "not stated in the file"),
         "size": size(model.path.stat().st_size),
         "file": model.path,
     }
