@@ -29,11 +29,11 @@ class Reference:
         self, program: Program, *, round_rows: bool = False, dtype: type = np.float32
     ) -> None:
         self._program = program
-        self._round_rows = round_rows
+        self._rounding = round_rows
         self._dtype = dtype
         self._weights: dict[tuple[str, ...], Array] = {}
-        self._keys: dict[int, Array] = {}  # by layer: [kv_heads, tokens, head_dim]
-        self._values_cache: dict[int, Array] = {}
+        self._cached_keys: dict[int, Array] = {}  # by layer: [kv_heads, tokens, head_dim]
+        self._cached_values: dict[int, Array] = {}
         self._values: dict[Value, Array] = {}
         self._tokens: Array = np.empty(0, np.int64)
         self._start = 0
@@ -47,8 +47,8 @@ class Reference:
         chunk: how many tokens a step computes; 0 is all at once.
         """
         wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows, np.int64)
-        self._keys.clear()
-        self._values_cache.clear()
+        self._cached_keys.clear()
+        self._cached_values.clear()
         chunk = chunk or len(tokens)
         found = []
         for start in range(0, len(tokens), chunk):
@@ -132,8 +132,8 @@ class Reference:
         layer, window = int(op.attrs["layer"]), int(op.attrs["window"])
         x = self._in(op, "x").reshape(-1, heads + 2 * kv_heads, dim).transpose(1, 0, 2)
         q, k, v = np.split(x, [heads, heads + kv_heads])
-        k = self._extend(self._keys, layer, k)
-        v = self._extend(self._values_cache, layer, v)
+        k = self._extend(self._cached_keys, layer, k)
+        v = self._extend(self._cached_values, layer, v)
         group = heads // kv_heads
         q = q.reshape(kv_heads, group, -1, dim)
         scores = (q @ k[:, None].swapaxes(2, 3)) * self._dtype(op.attrs["scale"])
@@ -194,7 +194,7 @@ class Reference:
         return cache[layer]
 
     def _rounded(self, x: Array, type: str) -> Array:
-        if not self._round_rows:
+        if not self._rounding:
             return x
         return round_bf16(x) if type == "bf16" else round_q8(x)
 

@@ -222,15 +222,15 @@ class Builder:
         return out
 
     def finish(self, logits: Value) -> Program:
-        """The program that yields `logits`, without the results that nobody reads."""
+        """The program that yields `logits`, without f32 results that are read as rows only."""
         if logits.rows is not Rows.LOGITS or logits.type != "f32":
             raise ProgramError(f"{logits.origin}: logits must be f32 and of the logit rows")
         self._check_current(logits)
         read = {value for op in self._ops for value in op.ins.values()} | {logits}
         ops = [
-            replace(
-                op, outs={key: value for key, value in op.outs.items() if _wanted(op, value, read)}
-            )
+            replace(op, outs={"out_rows": op.outs["out_rows"]})
+            if "out_rows" in op.outs and op.outs["out"] not in read
+            else op
             for op in self._ops
         ]
         return Program(ops=tuple(ops), logits=logits)
@@ -325,11 +325,6 @@ class Builder:
                 f"{_origin()}: reads the value made at {value.origin}, "
                 f"but {latest.origin} has changed it in place"
             )
-
-
-def _wanted(op: Op, value: Value, read: set[Value]) -> bool:
-    in_place = any(value.buffer == old.buffer for old in op.ins.values())
-    return in_place or value in read
 
 
 def _input_type(tensor: TensorInfo) -> RowType:
