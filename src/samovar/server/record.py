@@ -1,0 +1,133 @@
+"""The outermost layer: every request gets an id, every error an answer, and the log one line."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from samovar.engine.request import Delta, Usage
+from samovar.errors import SamovarError
+from samovar.log import RequestLog, log_request
+from samovar.server.errors import ClientGone, GenerationFailed, error_response, public_error
+from samovar.server.limits import sane_request_id
+
+CLIENT_GONE = 499
+SCOPE_KEY = "samovar.record"
+
+_log = logging.getLogger("samovar.server")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What becomes known of a request while it is served.  Event loop only.
+
+    usages: the latest counts of each choice.  first_token_at: a time.monotonic() moment.
+    """
+
+    client: str
+    method: str
+    path: str
+    request_id: str
+    started_at: float = field(default_factory=time.monotonic)
+    status: int = CLIENT_GONE
+    seed: int | None = None
+    finish_reason: str | None = None
+    ignored_fields: tuple[str, ...] = ()
+    usages: dict[int, Usage] = field(default_factory=dict)
+    first_token_at: float | None = None
+
+    def note(self, index: int, delta: Delta) -> None:
+        """Takes the counts of a choice's latest delta."""
+        if delta.tokens and self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+        self.usages[index] = delta.usage
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+    def failed(self, error: Exception) -> None:
+        """Takes an error that nobody will see as a status, and logs it if it is ours."""
+        self.status = public_error(error).status
+        if not isinstance(error, SamovarError) or isinstance(error, GenerationFailed):
+            _log.error("%s %s failed", self.method, self.path, exc_info=error)
+
+    def log_line(self) -> RequestLog:
+        """The figures of the whole request; those of several prompts are summed."""
+        usages = list(self.usages.values())
+        queue_s = [usage.queue_s for usage in usages if usage.queue_s is not None]
+        first = self.first_token_at
+        return RequestLog(
+            client=self.client,
+            method=self.method,
+            path=self.path,
+            status=self.status,
+            duration_s=time.monotonic() - self.started_at,
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages) if usages else None,
+            reply_tokens=sum(usage.completion_tokens for usage in usages) if usages else None,
+            cached_tokens=sum(usage.cached_tokens for usage in usages) if usages else None,
+            queue_s=max(queue_s, default=None),
+            ttft_s=None if first is None else first - self.started_at,
+            tokens_per_s=_tokens_per_s(usages),
+            seed=self.seed,
+            finish_reason=self.finish_reason,
+            ignored_fields=self.ignored_fields,
+        )
+
+
+def _tokens_per_s(usages: list[Usage]) -> float | None:
+    """Tokens after the first of each choice, a second of the longest decode."""
+    num_tokens = sum(max(usage.completion_tokens - 1, 0) for usage in usages)
+    decode_s = max((usage.decode_s or 0.0 for usage in usages), default=0.0)
+    return num_tokens / decode_s if num_tokens and decode_s else None
+
+
+class Recorded:
+    """Wraps an app: gives it a RequestRecord in the scope, and answers what it raises."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request.  Nothing but cancellation leaves this method."""
+        headers = Headers(scope=scope)
+        record = RequestRecord(
+            client=_client(scope),
+            method=scope["method"],
+            path=scope["path"],
+            request_id=sane_request_id(headers.get("x-request-id")) or new_request_id(),
+        )
+        scope[SCOPE_KEY] = record
+        started = False
+
+        async def send_recorded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_recorded)
+        except ClientGone:
+            record.status = CLIENT_GONE
+        except Exception as error:
+            record.failed(error)
+            if not started:
+                await error_response(public_error(error))(scope, receive, send_recorded)
+        finally:
+            log_request(record.log_line())
+
+
+def new_request_id() -> str:
+    """An id for a request that brought none."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def _client(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else "-"

@@ -1,0 +1,231 @@
+"""`serve`: from settings to a listening server, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from samovar import __version__, log
+from samovar.config import Settings
+from samovar.errors import SettingError
+from samovar.server.app import create_app
+from samovar.server.host import DownloadProgress, ModelHost, ServedModel, load_model
+from samovar.server.limits import KEEP_ALIVE_S
+from samovar.server.protocol import Protocol
+
+if TYPE_CHECKING:
+    from samovar.engine.load import ModelInfo
+
+BACKLOG = 2048
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LAST_WORDS_S = 1  # for cut-off replies to be told so
+
+
+def serve(settings: Settings, *, download_progress: DownloadProgress = nullcontext) -> int:
+    """Serves until a signal comes; the exit code.
+
+    download_progress: a context that yields what draws the progress of a download, or None.
+
+    Raises SettingError for an address that cannot be used, and what loading the model raises.
+    """
+    log.set_up(settings.log_format)
+    sockets = bind(settings.host, settings.port)
+    host = ModelHost(settings, partial(load_model, download_progress=download_progress))
+    config = uvicorn.Config(
+        create_app(host, settings),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
+    try:
+        asyncio.run(Server(config, host, settings).serve(sockets))
+    finally:
+        for each in sockets:
+            each.close()
+    if host.state == "loading":
+        # A download cannot be interrupted, and nobody waits for it any more.
+        _end_now(0)
+    return 0
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Bound sockets, not yet listening: a port that is taken is noticed before a model is loaded.
+
+    `localhost` means the IPv4 loopback and, where there is one, the IPv6 loopback.
+    """
+    if host == "localhost":
+        first = _bind("127.0.0.1", port)
+        with contextlib.suppress(SettingError):
+            return [first, _bind("::1", first.getsockname()[1])]
+        return [first]
+    return [_bind(host, port)]
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+    except OSError:
+        raise SettingError(
+            f"--host {host} is neither an IP address nor localhost.", param="host"
+        ) from None
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or str(error)
+        raise SettingError(
+            f"Cannot listen on {host} port {port}: {reason}.", param="port"
+        ) from None
+    return sock
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our start-up lines and our end.
+
+    The first signal stops accepting and lets running replies finish; a second one ends at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, host: ModelHost, settings: Settings) -> None:
+        super().__init__(config)
+        self._host = host
+        self._settings = settings
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Loads the model unless that has time, listens, and says so."""
+        assert sockets is not None
+        served = await self._host.load() if self._settings.preload else None
+        await super().startup(sockets)
+        _print(start_up_lines(self._settings, self._host, served, sockets))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains: no new connection, running replies get their time, then the rest is cut off."""
+        self._host.drain()
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            log.LOGGER.info("shutting down; %d replies are finishing", len(tasks))
+            await asyncio.wait(tasks, timeout=self._settings.drain_timeout)
+        await self._host.close()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handles the signals; unlike uvicorn it does not raise them again, so that we exit 0."""
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Notes the first signal; ends the process at the second, or before there is any reply."""
+        if self.should_exit:
+            _end_now(128 + sig)
+        if not self.started:
+            _end_now(0)
+        self.should_exit = True
+
+
+def _end_now(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _print(lines: Sequence[str]) -> None:
+    with contextlib.suppress(OSError):  # whoever started us may not listen
+        print("\n".join(lines), flush=True)
+
+
+def start_up_lines(
+    settings: Settings,
+    host: ModelHost,
+    served: ServedModel | None,
+    sockets: Sequence[socket.socket],
+) -> list[str]:
+    """What is printed once the server listens: what runs, where, and how to try it."""
+    if served is None:
+        lines = [f"samovar {__version__}", f"model     {host.id}, loaded at the first request"]
+        has_template = True
+    else:
+        info = served.engine.engine.info
+        lines = _model_lines(served.id, info)
+        has_template = info.template_name is not None
+    address, port = sockets[0].getsockname()[:2]
+    shown = "localhost" if settings.host == "localhost" else _in_url(address)
+    lines.append(f"listening on http://{shown}:{port}/v1")
+    if not (_is_loopback(address) or settings.api_key):
+        lines.append(
+            "warning: everyone who can reach this address can use the server; "
+            "set a key with SAMOVAR_API_KEY."
+        )
+    lines += ["try it:", *_curl_lines(address, port, settings, has_template)]
+    return lines
+
+
+def _model_lines(model_id: str, info: ModelInfo) -> list[str]:
+    template = info.template_name or "none: chat requests are refused"
+    planned = info.weight_bytes + info.kv_bytes
+    return [
+        f"samovar {__version__}, {info.isa}",
+        f"model     {model_id}: {info.architecture}, {info.num_parameters / 1e6:.0f}M parameters, "
+        f"loaded in {info.load_s:.2f} s",
+        f"context   {info.num_ctx} of {info.max_ctx} tokens",
+        f"template  {template}",
+        f"threads   {info.threads}",
+        f"KV cache  {info.kv}",
+        f"memory    {_mib(planned)} planned: weights {_mib(info.weight_bytes)}, "
+        f"KV cache up to {_mib(info.kv_bytes)}",
+    ]
+
+
+def _curl_lines(address: str, port: int, settings: Settings, has_template: bool) -> list[str]:
+    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+        address = "127.0.0.1" if ":" not in address else "::1"
+    path, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 32}'
+    if has_template:
+        path = "chat/completions"
+        body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+    key = ' -H "Authorization: Bearer $SAMOVAR_API_KEY"' if settings.api_key else ""
+    return [
+        f"  curl http://{_in_url(address)}:{port}/v1/{path}{key} "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    ]
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,85 @@
+"""Server-sent events: a stream of chunks on the wire, kept alive while the model is silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Send
+
+from samovar.server.errors import encode_json
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+PING_INTERVAL_S = 10.0
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class EventStream:
+    """The writing side of one stream.  Entered, it sends the headers and a comment at once.
+
+    While it is open a comment follows every 10 s of silence, so that neither proxies nor clients
+    give up during a long prompt.
+    """
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send = send
+        self._headers = {**HEADERS, **headers}
+        self._last_sent = 0.0
+        self._pinger: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EventStream:
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(k.encode(), v.encode("latin-1")) for k, v in self._headers.items()],
+            }
+        )
+        await self._write(PING)
+        self._pinger = asyncio.create_task(self._ping())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stop_pinging()
+
+    async def data(self, value: Mapping[str, Any]) -> None:
+        """Sends one event."""
+        await self._write(b"data: %b\n\n" % encode_json(value))
+
+    async def end(self, *, done: bool = True) -> None:
+        """Sends `[DONE]`, unless the stream broke off, and ends the reply."""
+        await self._stop_pinging()
+        await self._send(
+            {"type": "http.response.body", "body": DONE if done else b"", "more_body": False}
+        )
+
+    async def send_all(self, chunks: AsyncGenerator[dict[str, Any], None]) -> None:
+        """Sends every chunk as an event, and closes the generator."""
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                await self.data(chunk)
+
+    async def _write(self, body: bytes) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _stop_pinging(self) -> None:
+        assert self._pinger is not None
+        self._pinger.cancel()
+        await asyncio.wait((self._pinger,))
+
+    async def _ping(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            silent_s = clock() - self._last_sent
+            if silent_s >= PING_INTERVAL_S:
+                await self._write(PING)
+            else:
+                await asyncio.sleep(PING_INTERVAL_S - silent_s)
