@@ -69,7 +69,11 @@ def write_tiny(
     }
     if a == "gemma3":
         # Of two layers the second sees everything.
-        keys |= {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2}
+        keys |= {
+            "attention.sliding_window": WINDOW,
+            "attention.sliding_window_pattern": 2,
+            "rope.freq_base": 1000000.0,
+        }
     keys |= metadata or {}
     writer = GGUFWriter(
         {"general.architecture": a} | {f"{a}.{key}": value for key, value in keys.items()}

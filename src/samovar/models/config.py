@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Mapping
 from typing import Any, Final
@@ -64,7 +65,9 @@ class ConfigReader:
             raise self.unsupported(key, f"is {value!r}; this version knows {', '.join(options)}")
         return value
 
-    def choices(self, key: str, options: tuple[str, ...], *, count: int) -> tuple[str, ...]:
+    def choices(
+        self, key: str, options: tuple[str, ...], *, count: builtins.int
+    ) -> tuple[str, ...]:
         """The list of `count` texts at `key`, each one of `options`."""
         value = self._get(key, _REQUIRED)
         if type(value) is not list or len(value) != count:
@@ -76,18 +79,20 @@ class ConfigReader:
                 )
         return tuple(value)
 
-    def heads(self, hidden_size: int, *, head_dim: int | None = None) -> tuple[int, int, int]:
+    def heads(
+        self, hidden_size: builtins.int, *, head_dim: builtins.int | None = None
+    ) -> tuple[builtins.int, builtins.int, builtins.int]:
         """Query heads, key-value heads, and dimensions of each, checked against one another.
 
         head_dim: where the file states none; else hidden_size is divided by the heads.
         """
-        heads = self.int("num_attention_heads", maximum=65536)
+        heads = self.int("num_attention_heads", maximum=1024)
         kv_heads = self.int("num_key_value_heads", heads, maximum=heads)
         if heads % kv_heads:
             raise self.unsupported(
                 "num_key_value_heads", f"is {kv_heads}, which does not divide {heads} heads"
             )
-        dim = self.int("head_dim", head_dim or hidden_size // heads, maximum=65536)
+        dim = self.int("head_dim", head_dim or hidden_size // heads)
         if dim % 32 or dim > _MAX_HEAD_DIM:
             raise self.unsupported(
                 "head_dim", f"is {dim}; a multiple of 32 up to {_MAX_HEAD_DIM} is implemented"

@@ -54,8 +54,8 @@ class Config:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=c.float("rms_norm_eps", 1e-6, maximum=1.0),
-            query_pre_attn_scalar=c.float("query_pre_attn_scalar", 256.0),
+            rms_norm_eps=c.float("rms_norm_eps", 1e-6, maximum=0.1),
+            query_pre_attn_scalar=c.float("query_pre_attn_scalar", 256.0, minimum=1.0),
             tie_word_embeddings=c.bool("tie_word_embeddings", True),
             windows=tuple(window if s else 0 for s in sliding),
             ropes=tuple(local if s else full for s in sliding),
@@ -73,7 +73,7 @@ def _sliding_layers(c: ConfigReader) -> tuple[bool, ...]:
 
 
 def _ropes(c: ConfigReader, dim: int) -> tuple[Rope, Rope]:
-    """The rotations of sliding-window layers, which is never scaled, and of full ones."""
+    """The rotations of sliding-window layers (scaled in no known model) and of full ones."""
     parameters = c.section("rope_parameters")
     if parameters is None:
         local = Rope(c.float("rope_local_base_freq", 1e4, minimum=1.0), dim)

@@ -53,7 +53,7 @@ def load_program(
     config = ConfigReader(checkpoint.config, checkpoint.path)
     max_ctx = config.int("max_position_embeddings")
     program = build_program(checkpoint)
-    weights = _pack(program, pool, arena, progress)
+    weights = _pack(program, checkpoint, pool, arena, progress)
     layers, kv_heads, head_dim = _cache_geometry(program)
     return LoadedProgram(
         native=_lower(program, weights, max_tokens, max_logit_rows, max_sequences),
@@ -70,6 +70,7 @@ def load_program(
 
 def _pack(
     program: Program,
+    checkpoint: Checkpoint,
     pool: native.Pool,
     arena: native.Arena,
     progress: Callable[[int, int], None] | None,
@@ -88,6 +89,7 @@ def _pack(
             arena=arena,
             pool=pool,
         )
+        checkpoint.drop_pages()  # else the file's pages would count on top of the packed copy
         done += _num_bytes(matrix)
         if progress is not None:
             progress(done, total)
