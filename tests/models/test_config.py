@@ -108,14 +108,18 @@ def test_gemma3_refuses_what_is_not_implemented(change: dict[str, Any], key: str
         ({"hidden_size": True}, "hidden_size is True, expected an integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer from 1"),
         ({"num_key_value_heads": 8}, "num_key_value_heads is 8, expected an integer from 1 to 4"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a finite number"),
-        ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05, expected a number above 0"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number above 0"),
+        (
+            {"rms_norm_eps": float("nan")},
+            "rms_norm_eps is nan, expected a number from 1e-30 to 0.1",
+        ),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05, expected a number"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"rope_scaling": [1]}, r"rope_scaling is \[1\], expected an object"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"rope_type": 3}}, "rope_scaling.rope_type is 3, expected a string"),
-        ({"rope_theta": 0.5}, "rope_theta is 0.5, expected a number at least 1"),
+        ({"rope_theta": 0.5}, "rope_theta is 0.5, expected a number from 1"),
     ],
 )
 def test_damaged_values_name_the_key(change: dict[str, Any], message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -38,15 +37,13 @@ class ConfigReader:
         return value
 
     def float(
-        self, key: str, default: Any = _REQUIRED, *, minimum: float = 0.0, maximum: float = 1e12
+        self, key: str, default: Any = _REQUIRED, *, minimum: float = 1e-30, maximum: float = 1e12
     ) -> float:
-        """The finite number at `key`, within [minimum, maximum]; 0 only where minimum is below."""
+        """The number at `key`, within [minimum, maximum]."""
         value = self._get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise self._bad(key, value, "a finite number")
-        if not minimum <= value <= maximum or value == minimum == 0:
-            low = "above 0" if minimum == 0 else f"at least {minimum}"
-            raise self._bad(key, value, f"a number {low} and at most {maximum}")
+        # A NaN is in no range.
+        if type(value) not in (int, float) or not minimum <= value <= maximum:
+            raise self._bad(key, value, f"a number from {minimum} to {maximum}")
         return float(value)
 
     def bool(self, key: str, default: Any = _REQUIRED) -> bool:
