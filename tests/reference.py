@@ -87,9 +87,9 @@ class Reference:
         y = self._in(op, "x") @ self._weight(op.weights["weight"]).T
         if "bias" in op.weights:
             y = y + op.weights["bias"]
-        if "add" in op.ins:
-            y = y + self._in(op, "add")
         column = int(op.attrs["out_col"])
+        if "add" in op.ins:
+            y = y + self._in(op, "add")[:, column : column + y.shape[1]]
         if y.shape[1] == out.cols:
             self._values[out] = y
             return

@@ -108,8 +108,6 @@ class Builder:
         biases = [self._vector(n, w) for n, w in zip(bias_names, widths, strict=False)]
         out = self._new(x.rows, sum(widths))
         residual = self._residual(add, out)
-        if add is not None and any(_input_type(p) != _input_type(parts[0]) for p in parts):
-            raise ProgramError(f"{_origin()}: add= needs matrices of one input type")
         column = index = 0
         for type, group in groupby(parts, key=_input_type):
             weight = Matrix(tuple(group))
