@@ -45,7 +45,8 @@ class Format:
                 f"{self.name}: {raw.size} bytes are no whole number of "
                 f"{self.block_bytes}-byte blocks"
             )
-        return self._decode(raw.reshape(-1, self.block_bytes)).reshape(-1)
+        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales may be infinite
+            return self._decode(raw.reshape(-1, self.block_bytes)).reshape(-1)
 
     def row_bytes(self, num_elements: int) -> int:
         """Bytes of a row of `num_elements` values, which must fill whole blocks."""

@@ -1,0 +1,19 @@
+"""A model's name -> local files: aliases and their downloads, paths."""
+
+from __future__ import annotations
+
+from samovar.hub.cache import Progress, models_directory
+from samovar.hub.catalog import CATALOG, DEFAULT_MODEL, KnownModel
+from samovar.hub.resolve import LocalModel, list_models, remove, resolve
+
+__all__ = [
+    "CATALOG",
+    "DEFAULT_MODEL",
+    "KnownModel",
+    "LocalModel",
+    "Progress",
+    "list_models",
+    "models_directory",
+    "remove",
+    "resolve",
+]

