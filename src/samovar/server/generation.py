@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -104,22 +104,30 @@ async def complete(
     record.seed = sampling.seed
     headers = {"x-seed": str(sampling.seed), **ignored_header(record.ignored_fields)}
     pieces = merge(streams, record)
-    if fields.stream:
-        chunks = shape.chunks(head, pieces, fields.include_usage)
-        async with EventStream(exchange.send, headers) as events:
-            try:
-                await attended(events.send_all(chunks), exchange)
-            except ClientGone:
-                raise
-            except Exception as error:
-                record.failed(error)
-                await events.data(error_body(public_error(error)))
-                await events.end(done=False)
-            else:
-                await events.end()
-    else:
-        whole = await attended(shape.fold(shape.chunks(head, pieces, True)), exchange)
-        await exchange.reply(JsonResponse(whole, headers=headers))
+    with exchange.host.working():
+        if fields.stream:
+            chunks = shape.chunks(head, pieces, fields.include_usage)
+            await _send_stream(exchange, chunks, headers)
+        else:
+            whole = await attended(shape.fold(shape.chunks(head, pieces, True)), exchange)
+            await exchange.reply(JsonResponse(whole, headers=headers))
+
+
+async def _send_stream(
+    exchange: Exchange, chunks: AsyncGenerator[Chunk, None], headers: Mapping[str, str]
+) -> None:
+    """Sends chunks as events; an error after the headers becomes the last one."""
+    async with EventStream(exchange.send, headers) as events:
+        try:
+            await attended(events.send_all(chunks), exchange)
+        except ClientGone:
+            raise
+        except Exception as error:
+            exchange.record.failed(error)
+            await events.data(error_body(public_error(error)))
+            await events.end(done=False)
+        else:
+            await events.end()
 
 
 async def attended(work: Coroutine[Any, Any, Result], exchange: Exchange) -> Result:

@@ -7,7 +7,7 @@ from typing import Any
 
 from samovar.server.errors import JsonResponse
 from samovar.server.exchange import Exchange
-from samovar.server.host import ModelHost, ServedModel
+from samovar.server.host import ModelHost
 
 STALLED_AFTER_S = 60.0  # without a step while there is work
 RETRY_AFTER_S = 1
@@ -46,11 +46,6 @@ def _report(host: ModelHost) -> tuple[str, dict[str, Any]]:
         return "draining", report
     if served.engine.failure is not None:
         return "engine_lost", report
-    if _has_work(served) and last_step_age_s > STALLED_AFTER_S:
+    if host.stalled_s() > STALLED_AFTER_S:
         return "stalled", report
     return "ok", report
-
-
-def _has_work(served: ServedModel) -> bool:
-    stats = served.engine.engine.stats()
-    return bool(stats.running or stats.waiting)

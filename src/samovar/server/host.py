@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -51,6 +51,24 @@ class ModelHost:
         self.created = int(time.time())
         self.draining = False
         self.stopped = asyncio.Event()
+        self._at_work: dict[object, float] = {}
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Notes that a request is with the engine."""
+        key = object()
+        self._at_work[key] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._at_work[key]
+
+    def stalled_s(self) -> float:
+        """For how long the engine has had work without finishing a step."""
+        if self.served is None or not self._at_work:
+            return 0.0
+        last_step_at = self.served.engine.engine.stats().last_step_at
+        return time.monotonic() - max(last_step_at, min(self._at_work.values()))
 
     @property
     def state(self) -> State:

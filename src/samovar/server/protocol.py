@@ -7,7 +7,9 @@ It has no limit on headers (431), waits for ever for a request that does not com
 from __future__ import annotations
 
 import asyncio
+import re
 from asyncio.events import TimerHandle
+from collections.abc import Mapping
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -15,7 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from samovar.log import RequestLog, log_request
 from samovar.server.errors import HttpError, encode_json, error_body
 from samovar.server.limits import MAX_HEADER_BYTES, RECEIVE_TIMEOUT_S
-from samovar.server.record import new_request_id
+from samovar.server.record import SCOPE_KEY, new_request_id
+
+_UPGRADE = re.compile(rb"(?i)(?<![^\n])upgrade:")
 
 
 class HeadersTooLarge(Exception):
@@ -49,6 +53,8 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.loop.time()
+        if self._in_head:
+            data = _without_upgrade(data)
         self._fed_head_bytes = self._fed_head_bytes + len(data) if self._in_head else 0
         super().data_received(data)
         # The parser reports whole headers only: one that never ends is seen here.
@@ -121,9 +127,27 @@ class Protocol(HttpToolsProtocol):
                 b"connection: close\r\n\r\n",
             ]
             self.transport.write(b"".join([*head, body]))
-            client = f"{self.client[0]}:{self.client[1]}" if self.client else "-"
-            log_request(RequestLog(client, "-", "-", error.status, duration_s=0.0))
+            self._log(error.status)
         self.transport.close()
+
+    def _log(self, status: int) -> None:
+        scope: Mapping[str, Any] = {} if self.cycle is None else self.cycle.scope
+        record = scope.get(SCOPE_KEY)
+        if record is not None and not self.cycle.response_complete:
+            record.status = status  # its own log line comes when the app has noticed
+        else:
+            client = f"{self.client[0]}:{self.client[1]}" if self.client else "-"
+            log_request(RequestLog(client, "-", "-", status, duration_s=0.0))
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The bytes of a head with any Upgrade header renamed.
+
+    We offer no other protocol, and then the header means nothing; but at the sight of it the
+    parser drops the body. Java's own client asks for h2c with every request.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"x-upgrade:", head) + end + rest
 
 
 def _headers_too_large() -> HttpError:

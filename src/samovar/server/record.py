@@ -52,7 +52,9 @@ class RequestRecord:
     def failed(self, error: Exception) -> None:
         """Takes an error that nobody will see as a status, and logs it if it is ours."""
         self.status = public_error(error).status
-        if not isinstance(error, SamovarError) or isinstance(error, GenerationFailed):
+        if isinstance(error, GenerationFailed):
+            _log.error("%s %s failed: %s", self.method, self.path, error)
+        elif not isinstance(error, SamovarError):
             _log.error("%s %s failed", self.method, self.path, exc_info=error)
 
     def log_line(self) -> RequestLog:
@@ -114,7 +116,8 @@ class Recorded:
         try:
             await self._app(scope, receive, send_recorded)
         except ClientGone:
-            record.status = CLIENT_GONE
+            if record.status < 400:  # a refusal below us has said better what happened
+                record.status = CLIENT_GONE
         except Exception as error:
             record.failed(error)
             if not started:

@@ -49,6 +49,7 @@ def serve(settings: Settings, *, download_progress: DownloadProgress = nullconte
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -128,7 +129,7 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if tasks := set(self.server_state.tasks):
-            log.LOGGER.info("shutting down; %d replies are finishing", len(tasks))
+            log.LOGGER.info("shutting down; requests still running: %d", len(tasks))
             await asyncio.wait(tasks, timeout=self._settings.drain_timeout)
         await self._host.close()
         await super().shutdown(sockets)
