@@ -1,10 +1,12 @@
 // The layouts in memory that Python, the operations and the kernels agree on.
 //
-// Everything here is plain data and constexpr arithmetic: ISA files include this header, so no
-// function of it may be emitted out of line (see kernels/kernels.h, "the trap").
+// Everything here is plain data and constexpr arithmetic.  ISA files include this header, so no
+// function of it may be emitted out of line (see kernels/kernels.h, "the trap"): all are SAMOVAR_INLINE.
 #pragma once
 
 #include <stdint.h>
+
+#define SAMOVAR_INLINE [[gnu::always_inline]] inline
 
 namespace samovar {
 
@@ -13,7 +15,7 @@ constexpr int kBlock = 32;         // k of one quantization block
 constexpr int kPageTokens = 32;    // tokens of one KV page
 constexpr int kContextChunk = 512; // tokens of one attention chunk, at absolute positions
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) {
+SAMOVAR_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
@@ -31,8 +33,8 @@ struct Q8Block {
 };
 
 // A Q8 row: int8 q[round_up(k, 64)], then Q8Block[round_up(k, 64) / 32].  Padding is all zero.
-constexpr int64_t q8_blocks_offset(int64_t k) { return round_up(k, 64); }
-constexpr int64_t row_bytes(RowType type, int64_t k) {
+SAMOVAR_INLINE constexpr int64_t q8_blocks_offset(int64_t k) { return round_up(k, 64); }
+SAMOVAR_INLINE constexpr int64_t row_bytes(RowType type, int64_t k) {
   return type == RowType::F32    ? round_up(k * 4, 64)
          : type == RowType::BF16 ? round_up(k, 64) * 2
                                  : round_up(round_up(k, 64) * 3 / 2, 64);
@@ -65,10 +67,10 @@ constexpr int64_t row_bytes(RowType type, int64_t k) {
 enum class Form : int { U4, U4m, U4k, U5, U5m, U5k, U6, U8, F32, F16, BF16 };
 constexpr int kNumForms = 11;
 
-constexpr int chunk_k(Form form) {
+SAMOVAR_INLINE constexpr int chunk_k(Form form) {
   return form == Form::U4k || form == Form::U5k || form == Form::U6 ? 256 : 64;
 }
-constexpr int64_t chunk_bytes(Form form) {
+SAMOVAR_INLINE constexpr int64_t chunk_bytes(Form form) {
   switch (form) {
   case Form::U4: return 512 + 64;
   case Form::U4m: return 512 + 128;
@@ -84,10 +86,10 @@ constexpr int64_t chunk_bytes(Form form) {
   }
   return 0;
 }
-constexpr int64_t panel_bytes(Form form, int64_t k) {
+SAMOVAR_INLINE constexpr int64_t panel_bytes(Form form, int64_t k) {
   return round_up(k, chunk_k(form)) / chunk_k(form) * chunk_bytes(form);
 }
-constexpr RowType input_row(Form form) {
+SAMOVAR_INLINE constexpr RowType input_row(Form form) {
   return form == Form::F32 || form == Form::F16 ? RowType::F32
          : form == Form::BF16                   ? RowType::BF16
                                                 : RowType::Q8;
@@ -102,9 +104,9 @@ constexpr RowType input_row(Form form) {
 // Q8:   K int8[32 tokens][hd], f32 scale[32 tokens][hd/32]; V the same.  A read gives bf16(q * scale).
 // hd is a multiple of 32.
 enum class KvType : int { F32, BF16, Q8 };
-constexpr int64_t kv_half_bytes(KvType type, int64_t hd) {
+SAMOVAR_INLINE constexpr int64_t kv_half_bytes(KvType type, int64_t hd) {
   return kPageTokens * (type == KvType::F32 ? hd * 4 : type == KvType::BF16 ? hd * 2 : hd + hd / 8);
 }
-constexpr int64_t kv_page_bytes(KvType type, int64_t hd) { return 2 * kv_half_bytes(type, hd); }
+SAMOVAR_INLINE constexpr int64_t kv_page_bytes(KvType type, int64_t hd) { return 2 * kv_half_bytes(type, hd); }
 
 } // namespace samovar

@@ -1,0 +1,212 @@
+// Attention of some query rows over one chunk of context.
+//
+// Scores of all pages first, then the softmax of each row, then the sum of values.  Rows go in blocks, so
+// that each load of K and V serves several; a block skips pages that none of its rows sees.
+
+constexpr int kMaxAttendRows = 16;
+constexpr int kMaxHeadDim = 256;
+
+struct Span { // positions relative to the chunk, both ends included; empty if last < first
+  int first;
+  int last;
+  SAMOVAR_INLINE bool meets_page(int page) const {
+    return first < (page + 1) * kPageTokens && last >= page * kPageTokens && first <= last;
+  }
+};
+
+// s[r][t] = (q_r . k_t) * scale for the 32 tokens of a page.
+template <KvType type, int rows>
+SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* keys, int hd, float factor,
+                                float (*scores)[kContextChunk], int position) {
+  constexpr int units = kAttendUnits;
+  for (int t = 0; t < kPageTokens; t += units * kLanes) {
+    F acc[rows][units];
+    unroll<rows>(SAMOVAR_BODY(auto r) { unroll<units>(SAMOVAR_BODY(auto u) { acc[r][u] = zero(); }); });
+    if constexpr (type == KvType::F32) {
+      for (int d = 0; d < hd; ++d)
+        unroll<units>(SAMOVAR_BODY(auto u) {
+          const F k = load(reinterpret_cast<const float*>(keys) + d * kPageTokens + t + u * kLanes);
+          unroll<rows>(SAMOVAR_BODY(auto r) { acc[r][u] = fma(set1(q[r][d]), k, acc[r][u]); });
+        });
+    } else {
+      for (int d = 0; d < hd; d += 32) {
+        F even[rows][units], odd[rows][units];
+        unroll<rows>(SAMOVAR_BODY(auto r) {
+          unroll<units>(SAMOVAR_BODY(auto u) { even[r][u] = odd[r][u] = zero(); });
+        });
+        for (int i = d; i < d + 32; i += 2)
+          unroll<units>(SAMOVAR_BODY(auto u) {
+            const I pair = iload(keys + (i / 2 * kPageTokens + t + u * kLanes) * 4);
+            const F k_even = bf16_even(pair), k_odd = bf16_odd(pair);
+            unroll<rows>(SAMOVAR_BODY(auto r) {
+              even[r][u] = fma(set1(q[r][i]), k_even, even[r][u]);
+              odd[r][u] = fma(set1(q[r][i + 1]), k_odd, odd[r][u]);
+            });
+          });
+        unroll<rows>(SAMOVAR_BODY(auto r) {
+          unroll<units>(SAMOVAR_BODY(auto u) { acc[r][u] = add(acc[r][u], add(even[r][u], odd[r][u])); });
+        });
+      }
+    }
+    unroll<rows>(SAMOVAR_BODY(auto r) {
+      unroll<units>(SAMOVAR_BODY(auto u) {
+        store(scores[r] + position + t + u * kLanes, mul(acc[r][u], set1(factor)));
+      });
+    });
+  }
+}
+
+// o[r][d] += sum over the page's tokens of p[r][t] * v[t][d].
+template <KvType type, int rows>
+SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, const uint8_t* values, int hd,
+                                float* o, int64_t o_stride) {
+  constexpr int units = kAttendUnits;
+  for (int d = 0; d < hd; d += units * kLanes) {
+    F acc[rows][units];
+    if constexpr (type == KvType::F32) {
+      unroll<rows>(SAMOVAR_BODY(auto r) {
+        unroll<units>(SAMOVAR_BODY(auto u) { acc[r][u] = load(o + r * o_stride + d + u * kLanes); });
+      });
+      for (int t = 0; t < kPageTokens; ++t)
+        unroll<units>(SAMOVAR_BODY(auto u) {
+          const F v = load(reinterpret_cast<const float*>(values) + t * hd + d + u * kLanes);
+          unroll<rows>(SAMOVAR_BODY(auto r) { acc[r][u] = fma(set1(p[r][position + t]), v, acc[r][u]); });
+        });
+    } else {
+      F even[rows][units], odd[rows][units];
+      unroll<rows>(SAMOVAR_BODY(auto r) {
+        unroll<units>(SAMOVAR_BODY(auto u) { even[r][u] = odd[r][u] = zero(); });
+      });
+      for (int t = 0; t < kPageTokens; t += 2)
+        unroll<units>(SAMOVAR_BODY(auto u) {
+          const I pair = iload(values + (t / 2 * hd + d + u * kLanes) * 4);
+          const F v_even = bf16_even(pair), v_odd = bf16_odd(pair);
+          unroll<rows>(SAMOVAR_BODY(auto r) {
+            even[r][u] = fma(set1(p[r][position + t]), v_even, even[r][u]);
+            odd[r][u] = fma(set1(p[r][position + t + 1]), v_odd, odd[r][u]);
+          });
+        });
+      unroll<rows>(SAMOVAR_BODY(auto r) {
+        unroll<units>(SAMOVAR_BODY(auto u) {
+          acc[r][u] = add(load(o + r * o_stride + d + u * kLanes), add(even[r][u], odd[r][u]));
+        });
+      });
+    }
+    unroll<rows>(SAMOVAR_BODY(auto r) {
+      unroll<units>(SAMOVAR_BODY(auto u) { store(o + r * o_stride + d + u * kLanes, acc[r][u]); });
+    });
+  }
+}
+
+// Turns the scores of pages [page, end) into weights, zero outside `seen`; returns their sum.
+template <KvType type> SAMOVAR_INLINE float softmax(float* s, int page, int end, Span seen, float& most) {
+  const int begin = page * kPageTokens, count = (end - page) * kPageTokens;
+  for (int p = begin; p < begin + count && p < seen.first; ++p) s[p] = -kInfinity;
+  for (int p = seen.last + 1 > begin ? seen.last + 1 : begin; p < begin + count; ++p) s[p] = -kInfinity;
+  Lanes16 lanes = lanes16(-kInfinity);
+  for_lanes16(lanes, count, SAMOVAR_BODY(F & lane, int i, int) { lane = max(load(s + begin + i), lane); });
+  most = max16(lanes);
+  lanes = lanes16(0.0f);
+  const F shift = set1(most);
+  for_lanes16(lanes, count, SAMOVAR_BODY(F & lane, int i, int) {
+    F e = exp(sub(load(s + begin + i), shift));
+    if constexpr (type != KvType::F32) e = round_to_bf16(e);
+    store(s + begin + i, e);
+    lane = add(lane, e);
+  });
+  return sum16(lanes);
+}
+
+template <KvType type> void attend(const AttendArgs& a) {
+  alignas(64) float q[kMaxAttendRows][kMaxHeadDim];
+  alignas(64) float scores[kMaxAttendRows][kContextChunk];
+  alignas(64) uint8_t widened[type == KvType::Q8 ? kv_half_bytes(KvType::BF16, kMaxHeadDim) : 64];
+  const int hd = a.hd, tokens = a.num_pages * kPageTokens;
+
+  Span spans[kMaxAttendRows], seen{tokens, -1}; // seen: by any row
+  for (int r = 0; r < a.rows; ++r) {
+    const int first = a.first[r] - a.base, last = a.last[r] - a.base;
+    spans[r] = {first > 0 ? first : 0, last < tokens ? last : tokens - 1};
+    if (spans[r].first > spans[r].last) {
+      spans[r] = {tokens, -1};
+      continue;
+    }
+    if (spans[r].first < seen.first) seen.first = spans[r].first;
+    if (spans[r].last > seen.last) seen.last = spans[r].last;
+  }
+  for (int r = 0; r < a.rows; ++r) {
+    a.m[r] = -kInfinity;
+    a.l[r] = 0;
+    for (int d = 0; d < hd; d += kLanes) {
+      store(a.o + r * a.o_stride + d, zero());
+      const F x = load(a.q[r] + d);
+      store(q[r] + d, type == KvType::F32 ? x : round_to_bf16(x));
+    }
+  }
+  if (seen.first > seen.last) return;
+  const int page = seen.first / kPageTokens, end = seen.last / kPageTokens + 1;
+
+  // body(Index<rows>, row) for blocks of rows that see page p
+  const auto blocks = SAMOVAR_BODY(int p, auto body) {
+    const auto block = SAMOVAR_BODY(auto rows, int row) {
+      bool any = false;
+      for (int r = row; r < row + rows; ++r) any |= spans[r].meets_page(p);
+      if (any) body(rows, row);
+    };
+    int row = 0;
+    for (; row + kAttendRows <= a.rows; row += kAttendRows) block(Index<kAttendRows>{}, row);
+    rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row); });
+  };
+
+  for (int p = page; p < end; ++p) {
+    const uint8_t* keys = a.pages[p];
+    if constexpr (type == KvType::Q8) {
+      widen_keys(keys, hd, widened);
+      keys = widened;
+    }
+    blocks(p, SAMOVAR_BODY(auto rows, int row) {
+      page_scores<type, rows.value>(q + row, keys, hd, a.scale, scores + row, p * kPageTokens);
+    });
+  }
+  for (int r = 0; r < a.rows; ++r)
+    if (spans[r].first <= spans[r].last) a.l[r] = softmax<type>(scores[r], page, end, spans[r], a.m[r]);
+    else __builtin_memset(scores[r] + page * kPageTokens, 0, (end - page) * kPageTokens * sizeof(float));
+
+  for (int p = page; p < end; ++p) {
+    const uint8_t* values = a.pages[p] + kv_half_bytes(type, hd);
+    if constexpr (type == KvType::Q8) {
+      widen_values(values, hd, widened);
+      values = widened;
+    }
+    blocks(p, SAMOVAR_BODY(auto rows, int row) {
+      page_values<type, rows.value>(scores + row, p * kPageTokens, values, hd, a.o + row * a.o_stride,
+                                    a.o_stride);
+    });
+  }
+  // Whether an unseen page was added or skipped shows in the sign of a zero only: make it positive.
+  for (int r = 0; r < a.rows; ++r)
+    for (int d = 0; d < hd; d += kLanes) {
+      float* o = a.o + r * a.o_stride + d;
+      store(o, add(load(o), zero()));
+    }
+}
+
+inline void attend_merge(float* a_m, float* a_l, float* a_o, const float* b_m, const float* b_l,
+                         const float* b_o, int hd) {
+  if (*b_m == -kInfinity) return;
+  if (*a_m == -kInfinity) {
+    *a_m = *b_m;
+    *a_l = *b_l;
+    __builtin_memcpy(a_o, b_o, hd * sizeof(float));
+    return;
+  }
+  const float m = *a_m > *b_m ? *a_m : *b_m;
+  const F wa = exp(set1(*a_m - m)), wb = exp(set1(*b_m - m));
+  float l[kLanes];
+  store(l, fma(set1(*b_l), wb, mul(set1(*a_l), wa)));
+  *a_m = m;
+  *a_l = l[0];
+  for_vectors(hd, SAMOVAR_BODY(int i, int count) {
+    store_some(a_o + i, fma(load_some(b_o + i, count), wb, mul(load_some(a_o + i, count), wa)), count);
+  });
+}

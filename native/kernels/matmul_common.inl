@@ -1,0 +1,82 @@
+// What all matmuls share: the walk over tiles, prefetching, the end of an output.
+//
+// A tile is `rows` activation rows by `panels` panels by `parts` vectors of a panel's lanes.  Few rows read
+// memory at its speed by walking several panels at once, each a stream of its own; many rows keep one or
+// two panels in L1 and go over them in blocks of rows.
+
+// Stores kLanes columns of one row from `column` on: + bias, then + add.
+SAMOVAR_INLINE void finish(const MatmulArgs& a, int row, int column, F acc) {
+  const int count = a.n - column;
+  if (count <= 0) return;
+  if (a.bias) acc = add(acc, load_some(a.bias + column, count));
+  if (a.add) acc = add(acc, load_some(a.add + row * a.add_stride + column, count));
+  store_some(a.out + row * a.out_stride + column, acc, count);
+}
+
+template <int tile_panels, int tile_parts, int tile_rows> struct Tile {
+  static constexpr int rows = tile_rows;
+  static constexpr int panels = tile_panels;
+  static constexpr int parts = tile_parts;
+  static constexpr int units = panels * parts; // vectors of one row
+  int row;
+  int panel;
+  int part;
+  bool fetch;      // prefetch this tile's panels
+  bool fetch_next; // and the panels of the next tile
+
+  SAMOVAR_INLINE int column(int unit) const {
+    return (panel + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
+  }
+};
+
+// body(Index<left>) for 0 < left <= most.
+template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body body) {
+  if constexpr (most > 0) {
+    if (left == most) body(Index<most>{});
+    else rows_left<most - 1>(left, body);
+  }
+}
+
+template <int panels, int parts, int rows, class Compute>
+SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute) {
+  for (int part = 0; part < kParts; part += parts) {
+    const bool first = part == 0;
+    int row = 0;
+    for (; row + rows <= a.rows; row += rows)
+      compute(Tile<panels, parts, rows>{row, panel, part, first && row == 0, first && row == 0 && more});
+    rows_left<rows - 1>(a.rows - row, SAMOVAR_BODY(auto left) {
+      compute(Tile<panels, parts, left.value>{row, panel, part, first && row == 0, first && row == 0 && more});
+    });
+  }
+}
+
+template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute) {
+  const int panels = (a.n + kPanelRows - 1) / kPanelRows;
+  int panel = 0;
+  if constexpr (shape.stream_panels > 1) {
+    constexpr int step = shape.stream_panels;
+    if (a.rows <= shape.few_rows)
+      for (; panel + step <= panels; panel += step)
+        walk_rows<step, kParts, shape.stream_rows>(a, panel, panel + 2 * step <= panels, compute);
+  }
+  for (; panel + shape.panels <= panels; panel += shape.panels)
+    walk_rows<shape.panels, shape.parts, shape.rows>(a, panel, panel + 2 * shape.panels <= panels, compute);
+  if constexpr (shape.panels > 1)
+    for (; panel < panels; ++panel) walk_rows<1, shape.parts, shape.rows>(a, panel, false, compute);
+}
+
+// Fetches the chunk that lies about 2 KB ahead in each panel of the tile, so that one core keeps memory
+// busy.  A stream that ends goes on in the next tile.
+template <Form form, class T>
+SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c, int num_chunks) {
+  constexpr int64_t bytes = chunk_bytes(form);
+  constexpr int ahead = bytes >= 2048 ? 1 : (2048 + bytes - 1) / bytes;
+  const uint8_t* p = w + ahead * bytes;
+  if (!tile.fetch) return;
+  if (c + ahead >= num_chunks) {
+    if (!tile.fetch_next) return;
+    p += (T::panels - 1) * a.panel_stride;
+  }
+  for (int64_t i = 0; i < T::panels; ++i, p += a.panel_stride)
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 3);
+}

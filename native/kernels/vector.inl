@@ -1,0 +1,96 @@
+// What follows from an instruction set's vector type: compile-time loops, 16 virtual lanes, tails.
+
+constexpr int kParts = 16 / kLanes; // vectors that hold the 16 lanes of a panel
+
+template <int n> struct Index {
+  static constexpr int value = n;
+  constexpr operator int() const { return n; }
+};
+template <int... n> struct Indices {};
+template <int n, int... rest> struct MakeIndices : MakeIndices<n - 1, n - 1, rest...> {};
+template <int... rest> struct MakeIndices<0, rest...> {
+  using type = Indices<rest...>;
+};
+template <class Body, int... n> SAMOVAR_INLINE void unroll_over(Body body, Indices<n...>) {
+  (body(Index<n>{}), ...);
+}
+// body(Index<0>), body(Index<1>), ...: the index is a constant, so arrays stay in registers.
+template <int n, class Body> SAMOVAR_INLINE void unroll(Body body) {
+  unroll_over(body, typename MakeIndices<n>::type{});
+}
+#define SAMOVAR_BODY(...) [&](__VA_ARGS__) __attribute__((always_inline))
+
+// Loads and stores of the first `count` lanes; the rest read as zero.
+SAMOVAR_INLINE F load_some(const float* p, int count) {
+  if (count >= kLanes) return load(p);
+  float lanes[kLanes] = {};
+  for (int i = 0; i < count; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+SAMOVAR_INLINE void store_some(float* p, F x, int count) {
+  if (count >= kLanes) return store(p, x);
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int i = 0; i < count; ++i) p[i] = lanes[i];
+}
+
+// body(i, count) for each vector of n floats; only the last may have count < kLanes.
+template <class Body> SAMOVAR_INLINE void for_vectors(int n, Body body) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, n - i);
+}
+
+// The 16 virtual lanes of sum16 and max16.
+struct Lanes16 {
+  F part[kParts];
+};
+SAMOVAR_INLINE Lanes16 lanes16(float x) {
+  Lanes16 r;
+  unroll<kParts>(SAMOVAR_BODY(auto p) { r.part[p] = set1(x); });
+  return r;
+}
+// body(vector of lanes, i, count) for each vector of n floats, i mod 16 being its first lane.
+template <class Body> SAMOVAR_INLINE void for_lanes16(Lanes16& lanes, int n, Body body) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16)
+    unroll<kParts>(SAMOVAR_BODY(auto p) { body(lanes.part[p], i + p * kLanes, kLanes); });
+  unroll<kParts>(SAMOVAR_BODY(auto p) {
+    const int count = n - i - p * kLanes;
+    if (count > 0) body(lanes.part[p], i + p * kLanes, count < kLanes ? count : kLanes);
+  });
+}
+// The tree over lanes: l + 8, then + 4, + 2, + 1.
+template <class Fold> SAMOVAR_INLINE float fold16(const Lanes16& lanes, Fold fold) {
+  float x[16];
+  unroll<kParts>(SAMOVAR_BODY(auto p) { store(x + p * kLanes, lanes.part[p]); });
+  for (int width = 8; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) x[l] = fold(x[l], x[l + width]);
+  return x[0];
+}
+SAMOVAR_INLINE float sum16(const Lanes16& lanes) {
+  return fold16(lanes, SAMOVAR_BODY(float a, float b) { return a + b; });
+}
+SAMOVAR_INLINE float max16(const Lanes16& lanes) {
+  return fold16(lanes, SAMOVAR_BODY(float a, float b) { return a > b ? a : b; });
+}
+
+constexpr float kInfinity = __builtin_inff();
+constexpr int32_t kUpperHalf = static_cast<int32_t>(0xffff0000u);
+
+SAMOVAR_INLINE bool any_bit(I x) {
+  int32_t lanes[kLanes], any = 0;
+  istore(lanes, x);
+  for (int i = 0; i < kLanes; ++i) any |= lanes[i];
+  return any != 0;
+}
+
+// Round to bf16, to nearest even, left in the upper half of each lane.
+SAMOVAR_INLINE I bf16_bits(F x) {
+  const I u = as_int(x);
+  return iand(iadd(iadd(u, iset1(0x7fff)), iand(shr<16>(u), iset1(1))), iset1(kUpperHalf));
+}
+SAMOVAR_INLINE F round_to_bf16(F x) { return as_float(bf16_bits(x)); }
+// The two bf16 of each 32-bit word.
+SAMOVAR_INLINE F bf16_even(I pair) { return as_float(shl<16>(pair)); }
+SAMOVAR_INLINE F bf16_odd(I pair) { return as_float(iand(pair, iset1(kUpperHalf))); }
