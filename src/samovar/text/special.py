@@ -43,10 +43,6 @@ class SpecialSplitter:
             text = self._pattern.sub(lambda m: m.group()[0] + mark + m.group()[1:], text)
         return text
 
-    def found_in(self, text: str) -> bool:
-        """Whether the text of any token occurs in `text`."""
-        return self._pattern is not None and self._pattern.search(text) is not None
-
 
 def _longest_first(tokens: Mapping[str, int]) -> re.Pattern[str]:
     """An expression that matches any of the texts, preferring longer ones.

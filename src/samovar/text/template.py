@@ -1,0 +1,311 @@
+"""Conversations to prompt tokens, by a chat template.
+
+What comes from outside (contents, tool texts) never becomes a special token: before rendering, a
+noncharacter that occurs nowhere else is put inside each special token's text that is found
+there, and it is dropped after special tokens have been matched.  Content without such texts
+gives exactly the tokens of Hugging Face's apply_chat_template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from samovar.errors import RequestError, SettingError, TemplateError
+from samovar.text.sandbox import CompiledTemplate
+from samovar.text.special import SpecialSplitter
+from samovar.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+NAMES = (
+    "llama3",
+    "zephyr",
+    "llama2",
+    "chatml",
+    "qwen",
+    "smollm",
+    "gemma",
+    "qwen3.5",
+    "qwen3.5-nothink",
+)
+_MAX_TEMPLATE_BYTES = 1 << 20
+_NONCHARACTERS = (
+    *map(chr, range(0xFDD0, 0xFDF0)),
+    *(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF)),
+)
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# The same text under the names that different templates read.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """One template for one vocabulary.  Any number of threads may use it.
+
+    name: how it was asked for, "model" for the model's own.
+    end_ids: the tokens that end a reply under this template, those of the vocabulary included.
+    """
+
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, *, name: str, variables: Mapping[str, object]
+    ) -> None:
+        self.name = name
+        self.source = source
+        self._tokenizer = tokenizer
+        self._compiled = CompiledTemplate(source)
+        self._variables = dict(variables)
+        self._has_tools = "tool" in source
+        self._has_developer = "developer" in source
+        self._guarded = SpecialSplitter(_guarded_tokens(tokenizer, source))
+        taken = set(source).union(*tokenizer.control_ids, *tokenizer.user_defined_ids)
+        self._marks = tuple(mark for mark in _NONCHARACTERS if mark not in taken)
+        self._has_system = self._renders_system()
+        self.end_ids = tokenizer.end_ids | self._closing_tokens()
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The templates that `named` knows."""
+        return NAMES
+
+    @classmethod
+    def from_jinja(cls, source: str, tokenizer: Tokenizer, *, name: str = "model") -> ChatTemplate:
+        """The template with this Jinja source.  Raises TemplateError if it is not valid."""
+        return cls(source, tokenizer, name=name, variables=_special_tokens(tokenizer))
+
+    @classmethod
+    def named(cls, name: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """One of the built-in templates.  Raises SettingError for another name."""
+        if name not in NAMES:
+            raise SettingError(
+                f"There is no chat template {name!r}; there are: {', '.join(NAMES)}.",
+                param="chat_template",
+            )
+        file = resources.files("samovar.text") / "templates" / f"{name}.jinja"
+        variables = {**_special_tokens(tokenizer), "add_bos_token": tokenizer.add_bos}
+        return cls(file.read_text("utf-8"), tokenizer, name=name, variables=variables)
+
+    @classmethod
+    def from_file(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template in a file.  Raises SettingError, TemplateError."""
+        try:
+            with open(path, "rb") as file:
+                content = file.read(_MAX_TEMPLATE_BYTES + 1)
+            source = content.decode("utf-8-sig")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise SettingError(
+                f"The chat template {str(path)!r} is neither one of {', '.join(NAMES)} "
+                f"nor a file that can be read ({reason}).",
+                param="chat_template",
+            ) from None
+        if len(content) > _MAX_TEMPLATE_BYTES:
+            raise SettingError(
+                f"The chat template {str(path)!r} is larger than {_MAX_TEMPLATE_BYTES} bytes.",
+                param="chat_template",
+            )
+        return cls.from_jinja(source, tokenizer, name=str(path))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: object,
+    ) -> str:
+        """The text of a conversation, as Hugging Face renders it.  Raises TemplateError."""
+        for name in kwargs:
+            if name in _RESERVED:
+                raise RequestError(
+                    f"{name!r} cannot be set here.", param=f"chat_template_kwargs.{name}"
+                )
+        if not self._has_tools and (tools or any(m.get("tool_calls") for m in messages)):
+            raise TemplateError("The chat template cannot render tools or tool calls.")
+        variables = {
+            **self._variables,
+            **kwargs,
+            "messages": [_as_templates_expect(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._compiled.render(variables)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        system: str | None = None,
+        continue_final: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """The prompt tokens of a conversation whose next part the model shall write.
+
+        messages: `role` and `content` (a string) each, and what else the template reads.
+        system: used when no message is a system or developer message.
+        continue_final: a last message of the assistant is left open, the reply continues it.
+        Raises TemplateError where the template refuses, RequestError for a bad kwarg.
+        """
+        turns = self._with_system(messages, system)
+        mark, tag = self._two_marks((turns, tools or (), kwargs or {}))
+        turns = [{**self._guard_all(turn, mark), "role": turn["role"]} for turn in turns]
+        tools = self._guard_all(tools, mark)
+        kwargs = self._guard_all(dict(kwargs or {}), mark)
+        last = turns[-1]
+        if (
+            continue_final
+            and last["role"] == "assistant"
+            and isinstance(last.get("content"), str)
+            and not last.get("tool_calls")
+        ):
+            text = self._render_open(turns, tag, tools, kwargs)
+        else:
+            text = self.render(turns, add_generation_prompt=True, tools=tools, **kwargs)
+        return self._tokenizer.encode(text, special=True, bos=False, drop=mark)
+
+    def _render_open(
+        self,
+        turns: Sequence[Message],
+        tag: str,
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, object],
+    ) -> str:
+        """The conversation up to the end of its last message's content.
+
+        As Hugging Face's continue_final_message: a tag after the content shows where it ends.
+        The space behind the tag tells whether the template trims its contents.
+        """
+        content = turns[-1]["content"]
+        tagged = [*turns[:-1], {**turns[-1], "content": content + tag + " "}]
+        text = self.render(tagged, add_generation_prompt=False, tools=tools, **kwargs)
+        end = text.rfind(tag)
+        if end < 0 or content.strip() not in text:
+            raise TemplateError(
+                "The last message cannot be continued: the chat template leaves parts of it out.",
+                param=f"messages[{len(turns) - 1}].content",
+            )
+        return text[:end] if text.startswith(tag + " ", end) else text[:end].rstrip()
+
+    def _with_system(self, messages: Sequence[Message], system: str | None) -> list[Message]:
+        """The messages with the system text in the way that this template can take it."""
+        if not messages:
+            raise TemplateError("There are no messages.")
+        turns: list[Message] = [
+            {**m, "role": "system"} if m["role"] == "developer" and not self._has_developer else m
+            for m in messages
+        ]
+        given = any(turn["role"] in ("system", "developer") for turn in turns)
+        if system is not None and not given:
+            turns.insert(0, {"role": "system", "content": system})
+        if self._has_system or turns[0]["role"] != "system":
+            return turns
+        for i, turn in enumerate(turns):
+            if turn["role"] == "user":
+                texts = [str(t.get("content") or "") for t in turns[: i + 1]]
+                return [{**turn, "content": "\n\n".join(texts)}, *turns[i + 1 :]]
+            if turn["role"] != "system":
+                break
+        raise TemplateError(
+            "The chat template has no system role, and there is no user message behind the "
+            "system message that could carry its text."
+        )
+
+    def _two_marks(self, values: Iterable[Any]) -> tuple[str, str]:
+        """Two noncharacters that occur nowhere in the template, the vocabulary or the input."""
+        used = {c for text in _texts(values) for c in _NONCHARACTER_PATTERN.findall(text)}
+        free = [mark for mark in self._marks if mark not in used][:2]
+        if len(free) < 2:
+            raise TemplateError("The messages hold all of Unicode's noncharacters.")
+        return free[0], free[1]
+
+    def _guard_all(self, value: Any, mark: str) -> Any:
+        """A copy of `value` in which no text reads as a special token."""
+        if isinstance(value, str):
+            return self._guarded.break_up(value, mark)
+        if isinstance(value, Mapping):
+            return {self._guard_all(k, mark): self._guard_all(v, mark) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._guard_all(item, mark) for item in value]
+        return value
+
+    def _renders_system(self) -> bool:
+        """Whether a system message is rendered, and not refused or passed over."""
+        user = {"role": "user", "content": "Question"}
+        system = {"role": "system", "content": "Instruction"}
+        try:
+            self.render([user], add_generation_prompt=True)
+        except TemplateError:
+            return True  # It wants something else; its own message is the better one.
+        try:
+            return "Instruction" in self.render([system, user], add_generation_prompt=True)
+        except TemplateError:
+            return False
+
+    def _closing_tokens(self) -> frozenset[int]:
+        """The special token that closes a turn of the assistant, if one does."""
+        turns = [
+            {"role": "user", "content": "Question"},
+            {"role": "assistant", "content": "Answer"},
+        ]
+        try:
+            text = self.render(turns, add_generation_prompt=False)
+        except TemplateError:
+            return frozenset()
+        _, found, rest = text.rpartition("Answer")
+        if found:
+            for token in self._tokenizer.encode(rest, special=True, bos=False):
+                if self._tokenizer.is_control(token):
+                    return frozenset({token})
+        return frozenset()
+
+
+_NONCHARACTER_PATTERN = re.compile(f"[{''.join(_NONCHARACTERS)}]")
+
+
+def _guarded_tokens(tokenizer: Tokenizer, source: str) -> dict[str, int]:
+    """The tokens that text from outside must not become.
+
+    All control tokens, and of the user-defined ones those by which the template builds turns:
+    many models had their <|im_start|> added that way.  Others match, as in Hugging Face.
+    """
+    markup = {
+        text: token
+        for text, token in tokenizer.user_defined_ids.items()
+        if text.startswith("<|") and text.endswith("|>") and text in source
+    }
+    return {**tokenizer.control_ids, **markup}
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, object]:
+    ids = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "unk_token": tokenizer.unk_id,
+        "pad_token": tokenizer.pad_id,
+    }
+    return {name: tokenizer.token_text(i) for name, i in ids.items() if i is not None}
+
+
+def _as_templates_expect(message: Message) -> dict[str, Any]:
+    """Without null fields, which templates would print, and reasoning under each of its names."""
+    known = {key: value for key, value in message.items() if value is not None}
+    for name in _REASONING:
+        if name in known:
+            return {"thinking": known[name], **known, "reasoning_content": known[name]}
+    return known
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _texts(item)
