@@ -33,7 +33,7 @@ def q4_1(block: bytes, k: int) -> np.float32:
 
 
 def q5(block: bytes, k: int, at: int) -> int:
-    mask = struct.unpack_from("<I", block, at)[0]
+    mask = int(struct.unpack_from("<I", block, at)[0])
     return nibble(block[at + 4 :], k, 16) | (mask >> k & 1) << 4
 
 

@@ -68,15 +68,18 @@ def test_metadata_of_every_type_comes_back(tmp_path: Path, version: int) -> None
     metadata["z"] = Typed("str", [])
     metadata["w"] = Typed("f32", [])
     file = GGUFFile(GGUFWriter(metadata, version=version).write(tmp_path / "m.gguf"))
+    found: Any
+    array: Any
     for kind, value in scalars.items():
         found = file.metadata[f"x.{kind}"]
         assert found == value
         assert type(found) is type(value)
         array = file.metadata[f"y.{kind}"]
-        expected = np.float32(value) if kind == "f32" else value
-        assert list(array) == [expected] * 3  # type: ignore[arg-type]
+        expected = np.float32(0.1) if kind == "f32" else value
+        assert list(array) == [expected] * 3
     assert file.metadata["z"] == []
-    assert len(file.metadata["w"]) == 0  # type: ignore[arg-type]
+    empty: Any = file.metadata["w"]
+    assert len(empty) == 0
 
 
 @pytest.mark.parametrize("alignment", [8, 32, 256])

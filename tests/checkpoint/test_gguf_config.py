@@ -163,12 +163,14 @@ def test_llama3_rope_scaling_is_recovered_from_its_factors(tmp_path: Path) -> No
     assert "rope_freqs.weight" not in checkpoint.unused()
 
 
-@pytest.mark.parametrize("bad", ["other", "nan", "zero", "negative", "shape"])
+@pytest.mark.parametrize("bad", ["other", "nan", "zero", "negative", "shape", "all zero"])
 def test_other_rope_factors_are_refused(tmp_path: Path, bad: str) -> None:
     writer = tiny_gguf.llama()
     factors = llama3_factors(16, 500000.0, 32.0)
     if bad == "shape":
         factors = factors[:4]
+    elif bad == "all zero":
+        factors = np.zeros_like(factors)
     else:
         factors[3] = {"other": 5.0, "nan": math.nan, "zero": 0.0, "negative": -1.0}[bad]
     writer.tensor("rope_freqs.weight", "F32", (len(factors),), factors.tobytes())
@@ -191,6 +193,13 @@ def test_untied_head_and_biases_are_seen(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected)
     assert checkpoint.tensor("lm_head.weight").shape == (64, 64)
     assert "extra.weight" in checkpoint.unused()
+
+
+def test_a_tensor_cannot_pass_for_a_checked_one(tmp_path: Path) -> None:
+    writer = tiny_gguf.llama()
+    writer.tensor("model.norm.weight", "F32", (1,), bytes(4))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: not a tensor name of GGUF"):
+        opened(writer, tmp_path)
 
 
 @pytest.mark.parametrize(

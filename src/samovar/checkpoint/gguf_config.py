@@ -242,15 +242,24 @@ def _llama3_scaling(file: GGUFFile, config: Config) -> Config:
             f"expected [{half}] F32"
         )
     stored = tensor.format.dequantize(file.data(tensor))
-    scaling = {
+    factor = float(stored.max())
+    scaling: Config = {
         "rope_type": "llama3",
-        "factor": float(stored.max()),
+        "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    expected = _llama3_factors(config["rope_theta"], config["head_dim"], scaling)
-    if config["rope_scaling"] is not None or not np.allclose(stored, expected, rtol=1e-5, atol=0):
+    if (
+        config["rope_scaling"] is not None
+        or not 1 <= factor <= 1e4
+        or not np.allclose(
+            stored,
+            _llama3_factors(config["rope_theta"], config["head_dim"], scaling),
+            rtol=1e-5,
+            atol=0,
+        )
+    ):
         raise UnsupportedModel(
             f"{file.path}: {ROPE_FACTORS}: these RoPE factors are not those of Llama 3"
         )
@@ -342,6 +351,8 @@ def _rename(file: GGUFFile, layout: Layout, config: Config) -> dict[str, Renamed
         own = match[2] if match else name
         entry = (layout.layer if match else layout.top).get(own)
         if entry is None:
+            if name.startswith(("model.", "lm_head.")):  # could pass for a checked one
+                raise CheckpointError(f"{file.path}: {name}: not a tensor name of GGUF")
             renamed[name] = Renamed(name, 0)
             continue
         if layer >= config["num_hidden_layers"]:
