@@ -147,7 +147,9 @@ def _reason(lines: deque[str]) -> str:
     retries = [line for line in lines if "connection broken by" in line]
     if retries:
         cause = retries[-1].partition("connection broken by ")[2]
-        return f"no connection to the package index ({cause[:200].strip()})"
+        # The core of urllib3's nested representations, if it is a usual one.
+        core = re.search(r"Failed to resolve '[^']+'|\[\w+:? [^\]]*\] [^'\")(]+|timed out", cause)
+        return f"no connection to the package index ({core[0] if core else cause[:200].strip()})"
     if errors:
         return errors[0][:300].rstrip(". ")
     return next((line[:300] for line in reversed(lines) if line), "pip gave no reason")
