@@ -1,0 +1,120 @@
+// What one operation of a program is, and what it sees of a step.
+#pragma once
+
+#include "dtype.h"
+#include "kernels/kernels.h"
+
+#include <algorithm>
+#include <atomic>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace samovar {
+
+class AttentionPlan;
+class KvCache;
+
+// Which rows a buffer has: one for each token of the step, or one for each row that needs logits.
+enum class RowKind { Tokens, Logits };
+
+// A planned matrix of activations.
+struct Buffer {
+  int64_t offset; // in the memory of a runner
+  int64_t stride; // bytes from row to row
+  int cols;
+  RowType type;
+  RowKind rows;
+};
+
+// The inputs of one step, checked, and where its results go.
+struct Step {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> positions;
+  std::span<const int32_t> seq_start;   // sequences + 1
+  std::span<const int32_t> kv_len;      // sequences
+  std::span<const int32_t> block_table; // sequences x blocks_per_seq
+  int blocks_per_seq;
+  std::span<const int32_t> logit_rows;
+
+  const Kernels* kernels;
+  const KvCache* cache;
+  int threads;
+  uint8_t* memory;            // of all buffers
+  uint8_t* bad;               // for each token: a value of its row was not finite
+  float* partials;            // attention chunks that wait to be folded
+  const AttentionPlan* plans; // by the program's attention shapes
+
+  int num_rows(RowKind kind) const {
+    return static_cast<int>(kind == RowKind::Tokens ? tokens.size() : logit_rows.size());
+  }
+  uint8_t* row(const Buffer& buffer, int r) const { return memory + buffer.offset + r * buffer.stride; }
+  float* floats(const Buffer& buffer, int r) const { return reinterpret_cast<float*>(row(buffer, r)); }
+  void mark_bad(RowKind kind, int r) const {
+    const auto token = static_cast<size_t>(kind == RowKind::Tokens ? r : logit_rows[static_cast<size_t>(r)]);
+    std::atomic_ref(bad[token]).store(1, std::memory_order_relaxed);
+  }
+};
+
+// One operation.  A step runs its phases one after the other, each as independent work items that
+// any worker may take in any order; results never depend on who computes what.
+class Op {
+public:
+  Op(const char* kind, std::string origin) : kind_(kind), origin_(std::move(origin)) {}
+  Op(const Op&) = delete;
+  Op& operator=(const Op&) = delete;
+  virtual ~Op() = default;
+
+  const char* kind() const { return kind_; }
+  const std::string& origin() const { return origin_; } // the model file's line
+
+  virtual int phases() const { return 1; }
+  // Bytes that one work item needs for itself.
+  virtual int64_t scratch_bytes() const { return 0; }
+  // Throws std::invalid_argument if the operation cannot use this cache.
+  virtual void check_cache(const KvCache&) const {}
+  virtual int64_t items(const Step& step, int phase) const noexcept = 0;
+  virtual void run(const Step& step, int phase, int64_t item, uint8_t* scratch) const noexcept = 0;
+
+private:
+  const char* kind_;
+  std::string origin_;
+};
+
+// An operation that treats each row alone.  A few rows are one item, which costs no barrier.
+class RowOp : public Op {
+public:
+  RowOp(const char* kind, std::string origin, RowKind rows, int cols)
+      : Op(kind, std::move(origin)), rows_(rows), item_rows_(std::max(1, kItemElements / cols)) {}
+
+  int64_t items(const Step& step, int) const noexcept override {
+    return (step.num_rows(rows_) + item_rows_ - 1) / item_rows_;
+  }
+  void run(const Step& step, int, int64_t item, uint8_t* scratch) const noexcept override {
+    const int begin = static_cast<int>(item) * item_rows_;
+    const int end = std::min(begin + item_rows_, step.num_rows(rows_));
+    for (int r = begin; r < end; ++r)
+      run_row(step, r, scratch);
+  }
+
+protected:
+  virtual void run_row(const Step& step, int row, uint8_t* scratch) const noexcept = 0;
+  RowKind rows() const { return rows_; }
+
+private:
+  static constexpr int kItemElements = 4096; // about 1 us of work
+
+  RowKind rows_;
+  int item_rows_;
+};
+
+// Writes a Q8 or BF16 row; a value that is not finite marks the row.
+inline void write_rounded(const Step& step, const float* x, const Buffer& out, int r) {
+  uint8_t* to = step.row(out, r);
+  const bool finite = out.type == RowType::Q8 ? step.kernels->quantize_q8(x, out.cols, to)
+                                              : step.kernels->round_bf16(x, out.cols, to);
+  if (!finite)
+    step.mark_bad(out.rows, r);
+}
+
+} // namespace samovar

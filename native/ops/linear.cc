@@ -1,0 +1,132 @@
+#include "../program.h"
+#include "../weight.h"
+#include "ops.h"
+
+#include <optional>
+
+namespace samovar {
+namespace {
+
+constexpr int kWalk = 4;     // panels that a kernel walks at once
+constexpr int kMaxTile = 16; // panels of an item at most
+constexpr int kItemsPerThread = 8;
+constexpr int kMaxRowBlock = 128; // rows whose activations stay in L2
+constexpr int kStreamRows = 8;    // up to here an item is one pass over its panels
+
+// A step is cut into tiles of panels x blocks of rows; all tiles of a block of rows come first, so
+// that its activations stay in cache.  K is never cut.
+class Linear final : public Op {
+public:
+  struct Operands {
+    Buffer x, out;
+    std::optional<Buffer> add;
+  };
+
+  Linear(std::string origin, const Operands& operands, std::shared_ptr<const Weight> weight, int out_col,
+         std::vector<float> bias)
+      : Op("linear", std::move(origin)), operands_(operands), weight_(std::move(weight)), out_col_(out_col),
+        bias_(std::move(bias)) {
+    for (const Weight::Segment& segment : weight_->segments())
+      panels_ += panels_of(segment);
+  }
+
+  int64_t items(const Step& step, int) const noexcept override {
+    const Cut cut = cut_step(step);
+    return cut.rows == 0 ? 0 : int64_t{cut.row_blocks} * cut.tiles;
+  }
+
+  void run(const Step& step, int, int64_t item, uint8_t*) const noexcept override {
+    const Cut cut = cut_step(step);
+    int tile = static_cast<int>(item % cut.tiles);
+    const Weight::Segment* segment = &weight_->segments()[0];
+    while (tile >= tiles_of(*segment, cut.tile_panels)) {
+      tile -= tiles_of(*segment, cut.tile_panels);
+      ++segment;
+    }
+    const int first_row = static_cast<int>(item / cut.tiles) * cut.block_rows;
+    const int rows = std::min(cut.block_rows, cut.rows - first_row);
+    const int first = tile * cut.tile_panels;
+    const int last = std::min(first + cut.tile_panels, panels_of(*segment));
+    // With many rows the panels that are walked at once must stay in L1 for all of them.
+    const int pass = rows > kStreamRows ? kWalk : cut.tile_panels;
+    for (int panel = first; panel < last; panel += pass)
+      multiply(step, *segment, first_row, rows, panel, std::min(panel + pass, last));
+  }
+
+private:
+  struct Cut {
+    int rows, block_rows, row_blocks, tile_panels, tiles;
+  };
+
+  static int panels_of(const Weight::Segment& segment) {
+    return (segment.rows + kPanelRows - 1) / kPanelRows;
+  }
+  static int tiles_of(const Weight::Segment& segment, int tile_panels) {
+    return (panels_of(segment) + tile_panels - 1) / tile_panels;
+  }
+
+  Cut cut_step(const Step& step) const {
+    Cut cut{};
+    cut.rows = step.num_rows(operands_.x.rows);
+    cut.row_blocks = (cut.rows + kMaxRowBlock - 1) / kMaxRowBlock;
+    cut.block_rows = cut.row_blocks == 0 ? 0 : (cut.rows + cut.row_blocks - 1) / cut.row_blocks;
+    const int64_t even = int64_t{panels_} * cut.row_blocks / (int64_t{step.threads} * kItemsPerThread);
+    cut.tile_panels = std::clamp(static_cast<int>(even) / kWalk * kWalk, kWalk, kMaxTile);
+    for (const Weight::Segment& segment : weight_->segments())
+      cut.tiles += tiles_of(segment, cut.tile_panels);
+    return cut;
+  }
+
+  void multiply(const Step& step, const Weight::Segment& segment, int first_row, int rows, int first_panel,
+                int end_panel) const {
+    const auto& [x, out, add] = operands_;
+    const int begin = first_panel * kPanelRows;
+    const int column = segment.first_row + begin;
+    MatmulArgs args{};
+    args.x = step.row(x, first_row);
+    args.x_stride = x.stride;
+    args.rows = rows;
+    args.k = weight_->cols();
+    args.w = segment.panels + first_panel * segment.panel_stride;
+    args.panel_stride = segment.panel_stride;
+    args.n = std::min(end_panel * kPanelRows, segment.rows) - begin;
+    args.out = step.floats(out, first_row) + out_col_ + column;
+    args.out_stride = out.stride / 4;
+    args.bias = bias_.empty() ? nullptr : bias_.data() + column;
+    if (add) {
+      args.add = step.floats(*add, first_row) + out_col_ + column;
+      args.add_stride = add->stride / 4;
+    }
+    step.kernels->matmul[static_cast<int>(segment.form)](args);
+  }
+
+  Operands operands_;
+  std::shared_ptr<const Weight> weight_;
+  int out_col_;
+  std::vector<float> bias_;
+  int panels_ = 0;
+};
+
+} // namespace
+
+void add_linear(Program& program, LinearSpec spec) {
+  Adding adding(program, "linear", std::move(spec.origin));
+  const Weight& weight = *spec.weight;
+  Linear::Operands o{.x = adding.input("x", spec.x, weight.input_type()),
+                     .out = adding.output("out", spec.out, spec.out_col, weight.rows(), {"add"}),
+                     .add = {}};
+  adding.columns("x", o.x, weight.cols());
+  adding.require(o.out.type == RowType::F32, "out: expected f32 rows, got ", row_type_name(o.out.type));
+  adding.same_rows(o.x, o.out);
+  adding.require(spec.bias.empty() || spec.bias.size() == static_cast<size_t>(weight.rows()),
+                 "bias: expected ", weight.rows(), " values, got ", spec.bias.size());
+  if (spec.add != -1) {
+    o.add = adding.input("add", spec.add, RowType::F32);
+    adding.same_rows(o.x, *o.add);
+    adding.columns("add", *o.add, o.out.cols);
+  }
+  adding.finish(std::make_unique<Linear>(adding.origin(), o, std::move(spec.weight), spec.out_col,
+                                         std::move(spec.bias)));
+}
+
+} // namespace samovar

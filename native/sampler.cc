@@ -1,0 +1,267 @@
+#include "sampler.h"
+
+#include "arena.h"
+#include "check.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+namespace samovar {
+namespace {
+
+constexpr int kWeightBlock = 512; // a draw skips whole blocks by their sums
+constexpr int kMaxBlock = 32;     // the largest values of blocks bound the k-th largest logit
+
+// Larger for a larger value; among equal values for the lower id.  All keys of a row differ.
+uint64_t rank_key(float value, int32_t id) {
+  const auto bits = std::bit_cast<uint32_t>(value == 0 ? 0.0f : value); // -0 is no less than 0
+  const uint32_t ordered = bits & 0x80000000 ? ~bits : bits | 0x80000000;
+  return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(id);
+}
+
+double uniform(const Choice& choice) {
+  const PhiloxWords w = philox(choice.seed, {{choice.position, choice.choice, 0, 0}});
+  return ((w.word[0] >> 5) * 0x1p26 + (w.word[1] >> 6)) * 0x1p-53;
+}
+
+} // namespace
+
+PhiloxWords philox(uint64_t key, const PhiloxWords& counter) {
+  auto key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
+  PhiloxWords c = counter;
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53} * c.word[0], p1 = uint64_t{0xCD9E8D57} * c.word[2];
+    c = {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ key0, static_cast<uint32_t>(p1),
+          static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return c;
+}
+
+void check_choice(const Choice& c, size_t index, int rows, int vocab) {
+  const auto require = [&](bool ok, const char* name, const char* expected, auto got) {
+    check(ok, name, "[", index, "]: expected ", expected, ", got ", got);
+  };
+  check(c.row >= 0 && c.row < rows, "rows[", index, "]: ", c.row, " is not one of ", rows, " rows");
+  require(c.temperature >= 0 && std::isfinite(c.temperature), "temperature", "at least 0", c.temperature);
+  require(c.top_p >= 0 && c.top_p <= 1, "top_p", "0 to 1", c.top_p);
+  require(c.min_p >= 0 && c.min_p <= 1, "min_p", "0 to 1", c.min_p);
+  require(c.top_k >= 0, "top_k", "at least 0", c.top_k);
+  require(c.repeat_penalty > 0 && std::isfinite(c.repeat_penalty), "repeat_penalty", "more than 0",
+          c.repeat_penalty);
+  require(std::isfinite(c.frequency_penalty), "frequency_penalty", "a finite number", c.frequency_penalty);
+  require(std::isfinite(c.presence_penalty), "presence_penalty", "a finite number", c.presence_penalty);
+  for (const int32_t token : c.repeat_tokens)
+    check(token >= 0 && token < vocab, "repeat_tokens: ", token, " is not in a vocabulary of ", vocab);
+  for (const int32_t token : c.reply_tokens)
+    check(token >= 0 && token < vocab, "reply_tokens: ", token, " is not in a vocabulary of ", vocab);
+}
+
+Sampler::Sampler(const Kernels& kernels, int vocab, Arena& arena) : kernels_(&kernels), vocab_(vocab) {
+  const auto size = static_cast<size_t>(vocab);
+  logits_ = reinterpret_cast<float*>(arena.allocate(int64_t{vocab} * 4));
+  weights_ = reinterpret_cast<float*>(arena.allocate(int64_t{vocab} * 4));
+  counts_ = reinterpret_cast<int32_t*>(arena.allocate(int64_t{vocab} * 4));
+  sums_.resize(size / kWeightBlock + 1);
+  maxima_.resize(size / kMaxBlock + 1);
+  candidates_.reserve(size);
+  keys_.reserve(size);
+}
+
+int Sampler::pick(const float* logits, const Choice& choice) noexcept {
+  logits = penalized(logits, choice);
+  const int best = kernels_->argmax(logits, vocab_);
+  const float largest = logits[best];
+  const float inverse_temperature = 1.0f / choice.temperature;
+  // So cold that a difference of one would overflow, or nothing to compare with.
+  if (!(inverse_temperature < 1e30f) || !std::isfinite(largest))
+    return best;
+  const double u = uniform(choice);
+  double total;
+  if (choice.top_k > 0 && choice.top_k < vocab_) {
+    take_top_k(logits, choice, largest);
+    if (choice.min_p > 0)
+      std::erase_if(candidates_, [&](const Candidate& c) { return !(c.weight >= choice.min_p); });
+    total = sum();
+  } else {
+    total = weigh_all(logits, largest, inverse_temperature);
+    if (choice.min_p == 0 && choice.top_p >= 1)
+      return draw_from_all(total, u);
+    // Tokens below this share cannot be among those that make up top_p, even all together.
+    const double cut = choice.top_p < 1 ? 0.5 * (1.0 - choice.top_p) * total / vocab_ : 0.0;
+    if (choice.min_p > 0) {
+      take_from(choice.min_p);
+      total = sum();
+    } else {
+      take_from(static_cast<float>(cut));
+    }
+  }
+  if (choice.top_p < 1)
+    keep_top_p(choice.top_p, total);
+  return candidates_.empty() ? best : draw(u);
+}
+
+const float* Sampler::penalized(const float* logits, const Choice& choice) {
+  const bool repeat = choice.repeat_penalty != 1.0f && !choice.repeat_tokens.empty();
+  const bool reply =
+      (choice.frequency_penalty != 0.0f || choice.presence_penalty != 0.0f) && !choice.reply_tokens.empty();
+  if (!repeat && !reply)
+    return logits;
+  std::copy_n(logits, vocab_, logits_);
+  if (repeat) {
+    for (const int32_t token : choice.repeat_tokens) {
+      float& l = logits_[token];
+      if (counts_[token]++ == 0)
+        l = l > 0 ? l / choice.repeat_penalty : l * choice.repeat_penalty;
+    }
+    for (const int32_t token : choice.repeat_tokens)
+      counts_[token] = 0;
+  }
+  if (reply) {
+    for (const int32_t token : choice.reply_tokens)
+      ++counts_[token];
+    for (const int32_t token : choice.reply_tokens) {
+      if (counts_[token] > 0)
+        logits_[token] -=
+            choice.frequency_penalty * static_cast<float>(counts_[token]) + choice.presence_penalty;
+      counts_[token] = 0;
+    }
+  }
+  return logits_;
+}
+
+// Fills candidates_ with the top_k largest logits, weighed.
+void Sampler::take_top_k(const float* logits, const Choice& choice, float largest) {
+  const auto k = static_cast<size_t>(choice.top_k);
+  // At least k logits reach the k-th largest of the blocks' largest ones.
+  float bound = -std::numeric_limits<float>::infinity();
+  const size_t blocks = static_cast<size_t>(vocab_ + kMaxBlock - 1) / kMaxBlock;
+  if (k <= blocks) {
+    for (size_t b = 0; b < blocks; ++b) {
+      const float* begin = logits + b * kMaxBlock;
+      const float* end = std::min(begin + kMaxBlock, logits + vocab_);
+      float m = bound;
+      for (const float* x = begin; x < end; ++x)
+        m = *x > m ? *x : m; // never NaN, which would break the selection below
+      maxima_[b] = m;
+    }
+    const auto kth = maxima_.begin() + static_cast<int64_t>(k) - 1;
+    std::nth_element(maxima_.begin(), kth, maxima_.begin() + static_cast<int64_t>(blocks), std::greater<>());
+    bound = *kth;
+  }
+  keys_.clear();
+  for (int i = 0; i < vocab_; ++i)
+    if (logits[i] >= bound)
+      keys_.push_back(rank_key(logits[i], i));
+  if (k < keys_.size()) {
+    std::nth_element(keys_.begin(), keys_.begin() + static_cast<int64_t>(k) - 1, keys_.end(),
+                     std::greater<>());
+    keys_.resize(k);
+  }
+  candidates_.clear();
+  for (const uint64_t key : keys_)
+    candidates_.push_back({0.0f, static_cast<int32_t>(~static_cast<uint32_t>(key))});
+  std::ranges::sort(candidates_, {}, &Candidate::id);
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    weights_[i] = logits[candidates_[i].id];
+  kernels_->exp_sum(weights_, static_cast<int>(candidates_.size()), largest, 1.0f / choice.temperature,
+                    weights_);
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    candidates_[i].weight = weights_[i];
+}
+
+// Weighs the whole vocabulary; returns the sum.
+double Sampler::weigh_all(const float* logits, float largest, float inverse_temperature) {
+  double total = 0;
+  for (int begin = 0; begin < vocab_; begin += kWeightBlock) {
+    const int count = std::min(kWeightBlock, vocab_ - begin);
+    const float part =
+        kernels_->exp_sum(logits + begin, count, largest, inverse_temperature, weights_ + begin);
+    sums_[static_cast<size_t>(begin / kWeightBlock)] = part;
+    total += part;
+  }
+  return total;
+}
+
+// Fills candidates_ with the weights that reach the threshold.
+void Sampler::take_from(float threshold) {
+  candidates_.clear();
+  for (int i = 0; i < vocab_; ++i)
+    if (weights_[i] >= threshold)
+      candidates_.push_back({weights_[i], i});
+}
+
+int Sampler::draw_from_all(double total, double u) const {
+  const double target = u * total;
+  double below = 0;
+  int begin = 0;
+  while (begin + kWeightBlock < vocab_ &&
+         below + sums_[static_cast<size_t>(begin / kWeightBlock)] <= target) {
+    below += sums_[static_cast<size_t>(begin / kWeightBlock)];
+    begin += kWeightBlock;
+  }
+  // The block's sum was rounded in another order: its last possible token takes what is missing.
+  int last = -1;
+  for (int i = begin; i < std::min(begin + kWeightBlock, vocab_); ++i) {
+    if (weights_[i] > 0)
+      last = i;
+    below += weights_[i];
+    if (below > target)
+      return last;
+  }
+  for (int i = begin - 1; last < 0 && i >= 0; --i)
+    if (weights_[i] > 0)
+      last = i;
+  return std::max(last, 0);
+}
+
+// Keeps the smallest set of candidates, in order of rank, whose weights reach top_p of the total.
+void Sampler::keep_top_p(double top_p, double total) {
+  keys_.clear();
+  for (const Candidate& c : candidates_)
+    keys_.push_back(rank_key(c.weight, c.id));
+  const double wanted = top_p * total;
+  double reached = 0;
+  uint64_t last = 0;
+  // Sorts the next few only: four times as many each time that they do not suffice.
+  auto begin = keys_.begin();
+  for (int64_t count = 64; begin != keys_.end() && last == 0; count *= 4) {
+    const auto end = keys_.end() - begin > count ? begin + count : keys_.end();
+    if (end != keys_.end())
+      std::nth_element(begin, end, keys_.end(), std::greater<>());
+    std::sort(begin, end, std::greater<>());
+    for (; begin != end; ++begin) {
+      const auto ordered = static_cast<uint32_t>(*begin >> 32);
+      reached += std::bit_cast<float>(ordered & 0x7fffffff); // weights are not negative
+      if (reached >= wanted) {
+        last = *begin;
+        break;
+      }
+    }
+  }
+  std::erase_if(candidates_, [&](const Candidate& c) { return rank_key(c.weight, c.id) < last; });
+}
+
+double Sampler::sum() const {
+  double total = 0;
+  for (const Candidate& c : candidates_)
+    total += c.weight;
+  return total;
+}
+
+int Sampler::draw(double u) const {
+  const double target = u * sum();
+  double below = 0;
+  for (const Candidate& c : candidates_) {
+    below += c.weight;
+    if (below > target)
+      return c.id;
+  }
+  return candidates_.back().id;
+}
+
+} // namespace samovar

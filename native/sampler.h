@@ -1,0 +1,77 @@
+// From logits to a token.
+#pragma once
+
+#include "kernels/kernels.h"
+
+#include <span>
+#include <vector>
+
+namespace samovar {
+
+class Arena;
+
+// What one choice of a token depends on, besides the logits: nothing else.
+//
+// The order: repetition, frequency and presence penalties, temperature, top-k, min-p, top-p, one draw.
+// (Logit bias and masks, when they come, are applied before the penalties.)
+struct Choice {
+  int row;                     // of the logits
+  float temperature = 0;       // 0: the most probable token, the lowest id on a tie
+  float top_p = 1;             // the smallest set of the most probable tokens whose sum reaches it
+  float min_p = 0;             // of the largest probability
+  int top_k = 0;               // 0: off
+  float repeat_penalty = 1;    // each distinct token of repeat_tokens: l > 0 ? l / p : l * p
+  float frequency_penalty = 0; // each token of reply_tokens: l -= frequency * count + presence
+  float presence_penalty = 0;
+  std::span<const int32_t> repeat_tokens;
+  std::span<const int32_t> reply_tokens;
+  // The draw is Philox 4x32-10 with key `seed` and counter (position, choice).
+  uint64_t seed = 0;
+  uint32_t choice = 0;
+  uint32_t position = 0;
+};
+
+// Throws std::invalid_argument, naming the parameter and `index`, if one is out of range.
+void check_choice(const Choice& choice, size_t index, int rows, int vocab);
+
+// One worker's sampler; its room is reserved once.
+class Sampler {
+public:
+  Sampler(const Kernels& kernels, int vocab, Arena& arena);
+
+  // Picks a token; the same one on every instruction set and thread.  Does not sort the vocabulary.
+  int pick(const float* logits, const Choice& choice) noexcept;
+
+private:
+  struct Candidate {
+    float weight; // exp of the scaled logit, relative to the largest
+    int32_t id;
+  };
+
+  const float* penalized(const float* logits, const Choice& choice);
+  void take_top_k(const float* logits, const Choice& choice, float largest);
+  double weigh_all(const float* logits, float largest, float inverse_temperature);
+  void take_from(float threshold);
+  int draw_from_all(double total, double u) const;
+  void keep_top_p(double top_p, double total);
+  double sum() const;
+  int draw(double u) const;
+
+  const Kernels* kernels_;
+  int vocab_;
+  float* logits_;                     // after penalties
+  float* weights_;                    // of the whole vocabulary, or of the candidates
+  int32_t* counts_;                   // of tokens; zero between two calls
+  std::vector<float> sums_;           // of blocks of weights
+  std::vector<float> maxima_;         // of blocks of logits
+  std::vector<Candidate> candidates_; // in order of id
+  std::vector<uint64_t> keys_;
+};
+
+// Four random words: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+struct PhiloxWords {
+  uint32_t word[4];
+};
+PhiloxWords philox(uint64_t key, const PhiloxWords& counter);
+
+} // namespace samovar
