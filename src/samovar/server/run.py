@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -43,22 +44,8 @@ def serve(settings: Settings, *, download_progress: DownloadProgress = nullconte
     log.set_up(settings.log_format)
     sockets = bind(settings.host, settings.port)
     host = ModelHost(settings, partial(load_model, download_progress=download_progress))
-    config = uvicorn.Config(
-        create_app(host, settings),
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=LAST_WORDS_S,
-    )
     try:
-        asyncio.run(Server(config, host, settings).serve(sockets))
+        asyncio.run(Server(host, settings).serve(sockets))
     finally:
         for each in sockets:
             each.close()
@@ -96,11 +83,13 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        reason = error.strerror or str(error)
-        raise SettingError(
-            f"Cannot listen on {host} port {port}: {reason}.", param="port"
-        ) from None
+        raise _cannot_listen(host, port, error) from None
     return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> SettingError:
+    reason = error.strerror or str(error)
+    return SettingError(f"Cannot listen on {host} port {port}: {reason}.", param="port")
 
 
 class Server(uvicorn.Server):
@@ -109,8 +98,23 @@ class Server(uvicorn.Server):
     The first signal stops accepting and lets running replies finish; a second one ends at once.
     """
 
-    def __init__(self, config: uvicorn.Config, host: ModelHost, settings: Settings) -> None:
-        super().__init__(config)
+    def __init__(self, host: ModelHost, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(host, settings),
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_WORDS_S,
+            )
+        )
         self._host = host
         self._settings = settings
 
@@ -118,7 +122,10 @@ class Server(uvicorn.Server):
         """Loads the model unless that has time, listens, and says so."""
         assert sockets is not None
         served = await self._host.load() if self._settings.preload else None
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process came between binding and listening
+            raise _cannot_listen(self._settings.host, self._settings.port, error) from None
         _print(start_up_lines(self._settings, self._host, served, sockets))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,6 +144,9 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Handles the signals; unlike uvicorn it does not raise them again, so that we exit 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals belong to whoever has the main thread
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
         try:
             yield

@@ -28,6 +28,8 @@ from samovar.server.unbuilt import CHAT_UNBUILT, NO_EFFECT, TEXT_UNBUILT, Unbuil
 
 MAX_PROMPTS = 2048
 MAX_TOKENS = 2**31 - 1
+# What a chat template gets from the request itself.
+TEMPLATE_NAMES = frozenset({"add_generation_prompt", "documents", "messages", "self", "tools"})
 BOM = b"\xef\xbb\xbf"
 
 Prompt = str | tuple[int, ...]
@@ -269,6 +271,9 @@ def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
     fields, ignored = _parse(body, ChatFields)
     if not fields.messages:
         raise RequestError("'messages' must hold at least one message.", param="messages")
+    for name in fields.chat_template_kwargs.keys() & TEMPLATE_NAMES:
+        param = f"chat_template_kwargs.{name}"
+        raise RequestError(f"'{param}' cannot be set here.", param=param)
     for i, message in enumerate(fields.messages):
         for name, value in (message.model_extra or {}).items():
             if not value or name in Message.SILENT:

@@ -1,0 +1,156 @@
+"""A server with a tiny real model: over a real socket, and as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from samovar.config import Settings, Source
+from samovar.log import RequestLog
+from samovar.server.app import create_app
+from samovar.server.host import ModelHost
+from samovar.server.run import Server, bind
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+TINY = GOLDEN / "llama.gguf"  # 2048 tokens of context, a chat template, BOS
+TINY_BASE = GOLDEN / "gemma3.gguf"  # no chat template
+PATIENCE_S = 60
+
+
+def settings_for(path: Path = TINY, **options: Any) -> Settings:
+    """As `samovar serve PATH` makes them."""
+    sources = {"model": Source("flag", "MODEL")}
+    return Settings(model=str(path), threads=1, sources=sources, **options)
+
+
+class Api:
+    """A client of an ASGI application; every request runs on one event loop to its end."""
+
+    def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
+        self.host = ModelHost(settings)
+        self._runner = runner
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(self.host, settings)),
+            base_url="http://localhost",
+        )
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self._runner.run(self._client.request(method, path, **options))
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
+        if body is not None:
+            options["json"] = body
+        return self.request("POST", path, **options)
+
+    def close(self) -> None:
+        self._runner.run(self.host.close())
+        self._runner.run(self._client.aclose())
+
+
+@pytest.fixture(scope="session")
+def make_api() -> Iterator[Callable[[Settings], Api]]:
+    """Makes clients of applications with settings of their own."""
+    with asyncio.Runner() as runner, ExitStack() as stack:
+
+        def make(settings: Settings) -> Api:
+            api = Api(settings, runner)
+            stack.callback(api.close)
+            return api
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def api(make_api: Callable[[Settings], Api]) -> Api:
+    """A client of an application whose context is short, so that every reply ends soon."""
+    return make_api(settings_for(ctx=96))
+
+
+class _ListeningServer(Server):
+    def __init__(self, host: ModelHost, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.listening.set()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server in a thread of its own."""
+
+    host: ModelHost
+    address: tuple[str, int]
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=PATIENCE_S)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Running]:
+    """A server over a real socket, stopped in the end as a signal would stop it."""
+    sockets = bind("127.0.0.1", 0)
+    host = ModelHost(settings)
+    server = _ListeningServer(host, settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)))
+    thread.start()
+    try:
+        assert server.listening.wait(PATIENCE_S)
+        yield Running(host, sockets[0].getsockname())
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        for sock in sockets:
+            sock.close()
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Running]:
+    """The server that most tests share."""
+    with running(settings_for()) as started:
+        yield started
+
+
+class _LogQueue(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: queue.Queue[RequestLog] = queue.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(line := getattr(record, "samovar_request", None), RequestLog):
+            self.lines.put(line)
+
+
+@pytest.fixture
+def request_log() -> Iterator[Callable[[], RequestLog]]:
+    """Waits for the log line of the next request that ends, and returns it."""
+    handler = _LogQueue()
+    logger = logging.getLogger("samovar")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lambda: handler.lines.get(timeout=PATIENCE_S)
+    logger.setLevel(level)
+    logger.removeHandler(handler)

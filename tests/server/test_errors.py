@@ -1,0 +1,212 @@
+"""Every error has the API's shape, status and code, and no input is our fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from samovar.config import Settings
+
+from .conftest import TINY_BASE, Api, settings_for
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def assert_error(
+    response: httpx.Response, status: int, code: str | None, param: str | None = None
+) -> dict[str, Any]:
+    body = response.json()
+    error: dict[str, Any] = body["error"]
+    assert response.status_code == status, body
+    assert {"message", "type", "param", "code"} <= error.keys()
+    assert (error["code"], error["param"]) == (code, param)
+    assert body["detail"] == error["message"] != ""
+    assert response.headers["x-request-id"]
+    return error
+
+
+def test_wrong_field(api: Api) -> None:
+    response = api.post(CHAT, {"messages": [*HELLO, {"role": "user", "content": 1}]})
+    error = assert_error(response, 400, None, "messages[1].content")
+    assert error["type"] == "invalid_request_error"
+
+
+def test_out_of_range(api: Api) -> None:
+    for field in ({"temperature": 101}, {"top_p": -1}, {"min_p": 2}, {"frequency_penalty": 3}):
+        response = api.post(CHAT, {"messages": HELLO, **field})
+        assert_error(response, 400, None, *field)
+
+
+def test_missing_field(api: Api) -> None:
+    assert_error(api.post(CHAT, {}), 400, "missing_required_parameter", "messages")
+    assert_error(api.post(TEXT, {}), 400, "missing_required_parameter", "prompt")
+
+
+def test_bad_json(api: Api) -> None:
+    assert_error(api.post(CHAT, content=b"{"), 400, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_too_long(api: Api, stream: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "x " * 500}], "stream": stream}
+    error = assert_error(api.post(CHAT, body), 400, "context_length_exceeded", "messages")
+    assert error["n_ctx"] == 96
+    assert error["n_prompt_tokens"] > 500
+    assert error["message"] == (
+        f"This model's maximum context length is 96 tokens. However, your messages resulted in "
+        f"{error['n_prompt_tokens']} tokens. Please reduce the length of the messages."
+    )
+    body = {"prompt": [1] * 96, "stream": stream}
+    error = assert_error(api.post(TEXT, body), 400, "context_length_exceeded", "prompt")
+    assert error["n_prompt_tokens"] == 96
+
+
+def test_unknown_token_id(api: Api) -> None:
+    assert_error(api.post(TEXT, {"prompt": [[1], [300]]}), 400, None, "prompt[1]")
+    assert_error(api.post(TEXT, {"prompt": [-1]}), 400, None, "prompt")
+
+
+def test_unknown_path_and_method(api: Api) -> None:
+    assert_error(api.get("/v1/nothing"), 404, "unknown_url")
+    assert_error(api.post("/v1/engines/x/completions"), 404, "unknown_url")
+    response = api.get(CHAT)
+    assert_error(response, 405, None)
+    assert response.headers["allow"] == "OPTIONS, POST"
+    response = api.request("DELETE", "/v1/models")
+    assert_error(response, 405, None)
+    assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+def test_body_too_large(api: Api) -> None:
+    assert_error(api.post(CHAT, content=b"x" * (8 * 2**20 + 1)), 413, None)
+
+
+def test_foreign_pages(api: Api) -> None:
+    assert_error(api.get("/v1/models", headers={"host": "evil.org"}), 403, None)
+    assert_error(api.post(CHAT, headers={"origin": "https://evil.org"}), 403, None)
+
+
+def test_chat_without_a_template(make_api: Callable[[Settings], Api]) -> None:
+    base = make_api(settings_for(TINY_BASE, ctx=64))
+    error = assert_error(base.post(CHAT, {"messages": HELLO}), 400, None, "messages")
+    assert "template" in error["message"]
+    assert base.post(TEXT, {"prompt": "Hello", "max_tokens": 1}).status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded(make_api: Callable[[Settings], Api], tmp_path: Any) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(20))
+    late = make_api(settings_for(broken, preload=False))
+    response = late.post(TEXT, {"prompt": "Hello"})
+    error = assert_error(response, 500, None)
+    assert error["type"] == "server_error"
+    assert response.headers["x-should-retry"] == "false"
+    assert late.get("/health").status_code == 503
+
+
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**63, -(2**63), 2**64, 10**400, -1])
+    | st.floats()  # NaN and infinities are written as JSON does not allow
+    | st.text(st.characters(codec=None), max_size=8)
+)
+_JSON = st.recursive(
+    _LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+_MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "x"])
+            | _LEAVES,
+            "content": st.text(max_size=6)
+            | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": _LEAVES}))
+            | _JSON,
+            "name": _JSON,
+            "tool_call_id": _JSON,
+            "tool_calls": _JSON,
+        },
+    )
+    | _JSON,
+    max_size=3,
+)
+_BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": _MESSAGES | _JSON,
+        "prompt": st.lists(st.integers(0, 299), max_size=4) | st.text(max_size=9) | _JSON,
+        "max_tokens": st.integers(-2, 3) | _JSON,
+        "max_completion_tokens": _JSON,
+        "temperature": st.floats(0, 2) | _JSON,
+        "top_p": st.floats(0, 1) | _JSON,
+        "top_k": _JSON,
+        "min_p": _JSON,
+        "repeat_penalty": _JSON,
+        "repeat_last_n": _JSON,
+        "frequency_penalty": _JSON,
+        "seed": _JSON,
+        "stop": st.lists(st.text(max_size=3), max_size=5) | _JSON,
+        "stream": st.booleans() | _JSON,
+        "stream_options": st.fixed_dictionaries({"include_usage": _LEAVES}) | _JSON,
+        "model": _JSON,
+        "n": _JSON,
+        "tools": _JSON,
+        "response_format": _JSON,
+        "chat_template_kwargs": st.dictionaries(st.text(max_size=8), _JSON, max_size=2) | _JSON,
+        "continue_final_message": st.booleans() | _JSON,
+        "anything": _JSON,
+    },
+)
+
+
+def assert_answered(response: httpx.Response) -> None:
+    if response.status_code == 200:
+        return
+    assert response.status_code == 400, response.text
+    assert {"message", "type", "param", "code"} <= response.json()["error"].keys()
+
+
+@hypothesis_settings(max_examples=150)
+@given(body=_BODIES | _JSON, path=st.sampled_from([CHAT, TEXT]))
+def test_no_json_is_our_fault(api: Api, body: Any, path: str) -> None:
+    assert_answered(api.post(path, content=json.dumps(body).encode()))
+
+
+@hypothesis_settings(max_examples=50)
+@given(body=st.binary(max_size=40), path=st.sampled_from([CHAT, TEXT]))
+def test_no_bytes_are_our_fault(api: Api, body: bytes, path: str) -> None:
+    assert_answered(api.post(path, content=body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"a": ' * 100_000,
+        b'{"messages": [{"role": "user", "content": "a"}], "messages": 1}',
+        b'{"messages": [{"role": "user", "content": "\\u0000"}]}',
+        b'{"messages": [{"role": "user", "content": "\\udc00"}]}',
+        b'{"messages": [{"role": "user", "content": "a"}], "seed": ' + b"1" * 4000 + b"}",
+        b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": '
+        b'{"messages": 1, "self": 2, "add_generation_prompt": 3, "raise_exception": 4}}',
+    ],
+)
+def test_hostile_json_is_refused(api: Api, body: bytes) -> None:
+    assert_error(
+        response := api.post(CHAT, content=body), 400, None, response.json()["error"]["param"]
+    )
