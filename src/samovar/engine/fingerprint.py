@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from platformdirs import user_cache_dir
+from samovar.cache import cache_directory, file_sha256
 
 NUMERICS = "s1"  # the arithmetic of the native core; changes whenever a bit of a logit can
 
@@ -19,14 +19,14 @@ def fingerprint(model_sha256: str, kv: str, template: str | None) -> str:
     return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
-def file_sha256(path: Path) -> str:
+def remembered_sha256(path: Path) -> str:
     """SHA-256 of a file, remembered by inode, size and time of change.
 
     The memory is a file in the cache directory; one that cannot be read or written costs time only.
     """
     stat = path.stat()
     key = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
-    memory = Path(os.environ.get("SAMOVAR_CACHE_DIR") or user_cache_dir("samovar")) / "hashes.json"
+    memory = cache_directory() / "hashes.json"
     known: dict[str, str] = {}
     with suppress(OSError, ValueError):
         loaded = json.loads(memory.read_text())
@@ -34,9 +34,7 @@ def file_sha256(path: Path) -> str:
             known = {k: v for k, v in loaded.items() if isinstance(v, str)}
     if key in known:
         return known[key]
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    known[key] = digest
+    digest = known[key] = file_sha256(path)
     with suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
         draft = memory.with_suffix(f".{os.getpid()}")

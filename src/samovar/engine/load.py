@@ -6,14 +6,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from samovar import _native as native
+from samovar.cache import cache_directory
 from samovar.checkpoint import open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
-from samovar.engine.fingerprint import file_sha256, fingerprint
+from samovar.engine.fingerprint import fingerprint, remembered_sha256
 from samovar.errors import MemoryLimit, SettingError
-from samovar.models import load_program
+from samovar.models import LoadedProgram, load_program
 from samovar.text.template import ChatTemplate
 from samovar.text.tokenizer import Tokenizer
 
@@ -85,7 +84,7 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
     file_bytes = path.stat().st_size
     _refuse_if_larger_than_memory(path, file_bytes)
 
-    tokenizer = Tokenizer.build(checkpoint.tokenizer, cache_dir=user_cache_path("samovar"))
+    tokenizer = Tokenizer.build(checkpoint.tokenizer, cache_dir=cache_directory())
     template = _template(options.chat_template, checkpoint.chat_template, tokenizer)
     pool = native.Pool(options.threads or native.usable_cores())
     program = load_program(
@@ -98,20 +97,7 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
         max_sequences=options.max_sequences,
     )
     num_ctx = _context(options.ctx, program.max_ctx)
-    block_bytes = native.KvCache.block_bytes_for(
-        layers=program.layers,
-        kv_heads=program.kv_heads,
-        head_dim=program.head_dim,
-        dtype=options.kv,
-    )
-    num_blocks = _plan_blocks(num_ctx, options.max_sequences, block_bytes)
-    cache = native.KvCache(
-        layers=program.layers,
-        kv_heads=program.kv_heads,
-        head_dim=program.head_dim,
-        num_blocks=num_blocks,
-        dtype=options.kv,
-    )
+    cache = _kv_cache(program, num_ctx, options)
     template_text = None if template is None else template.source
     info = ModelInfo(
         path=path,
@@ -126,9 +112,9 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
         threads=pool.threads,
         batch=options.batch,
         weight_bytes=program.weight_bytes,
-        kv_bytes=num_blocks * block_bytes,
+        kv_bytes=cache.nbytes,
         load_s=time.monotonic() - started,
-        fingerprint=fingerprint(sha256 or file_sha256(path), options.kv, template_text),
+        fingerprint=fingerprint(sha256 or remembered_sha256(path), options.kv, template_text),
     )
     return LoadedModel(
         info=info,
@@ -136,7 +122,7 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
         tokenizer=tokenizer,
         template=template,
         end_ids=_end_ids(options.eos, tokenizer, template),
-        num_blocks=num_blocks,
+        num_blocks=cache.num_blocks,
     )
 
 
@@ -186,6 +172,20 @@ def _refuse_if_larger_than_memory(path: Path, file_bytes: int) -> None:
             f"{path.name} needs about {file_bytes / 2**20:.0f} MiB, but only "
             f"{free / 2**20:.0f} MiB of memory are free."
         )
+
+
+def _kv_cache(program: LoadedProgram, num_ctx: int, options: EngineOptions) -> native.KvCache:
+    def reserve(num_blocks: int) -> native.KvCache:
+        return native.KvCache(
+            layers=program.layers,
+            kv_heads=program.kv_heads,
+            head_dim=program.head_dim,
+            num_blocks=num_blocks,
+            dtype=options.kv,
+        )
+
+    block_bytes = reserve(1).block_bytes
+    return reserve(_plan_blocks(num_ctx, options.max_sequences, block_bytes))
 
 
 def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int) -> int:

@@ -18,25 +18,21 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
-from platformdirs import user_cache_dir
-
+from samovar.cache import cache_directory, file_sha256
 from samovar.errors import DownloadError
 from samovar.hub.catalog import KnownModel
 
 # Called with what is under way, the bytes done, and the bytes in all if they are known.
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 
-_CHUNK_BYTES = 1 << 20
 
 
 def models_directory() -> Path:
-    """Where downloaded models lie: below SAMOVAR_CACHE_DIR, else the platform's own cache."""
-    root = os.environ.get("SAMOVAR_CACHE_DIR") or user_cache_dir("samovar", appauthor=False)
-    return Path(root).expanduser() / "models"
+    """Where downloaded models lie."""
+    return cache_directory() / "models"
 
 
 def is_present(model: KnownModel, directory: Path) -> bool:
@@ -77,15 +73,6 @@ def delete(model: KnownModel, directory: Path) -> None:
     path = directory / model.file_name
     path.unlink(missing_ok=True)
     _note_path(path).unlink(missing_ok=True)
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextmanager
