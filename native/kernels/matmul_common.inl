@@ -5,12 +5,17 @@
 // two panels in L1 and go over them in blocks of rows.
 
 // Stores kLanes columns of one row from `column` on: + bias, then + add.
-SAMOVAR_INLINE void finish(const MatmulArgs& a, int row, int column, F acc) {
-  const int count = a.n - column;
-  if (count <= 0) return;
+SAMOVAR_INLINE void finish_columns(const MatmulArgs& a, int row, int column, int count, F acc) {
   if (a.bias) acc = add(acc, load_some(a.bias + column, count));
   if (a.add) acc = add(acc, load_some(a.add + row * a.add_stride + column, count));
   store_some(a.out + row * a.out_stride + column, acc, count);
+}
+[[gnu::noinline]] inline void finish_last(const MatmulArgs& a, int row, int column, F acc) {
+  if (column < a.n) finish_columns(a, row, column, a.n - column, acc);
+}
+SAMOVAR_INLINE void finish(const MatmulArgs& a, int row, int column, F acc) {
+  if (column + kLanes <= a.n) finish_columns(a, row, column, kLanes, acc);
+  else finish_last(a, row, column, acc);
 }
 
 template <int tile_panels, int tile_parts, int tile_rows> struct Tile {

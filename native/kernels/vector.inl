@@ -21,17 +21,22 @@ template <int n, class Body> SAMOVAR_INLINE void unroll(Body body) {
 #define SAMOVAR_BODY(...) [&](__VA_ARGS__) __attribute__((always_inline))
 
 // Loads and stores of the first `count` lanes; the rest read as zero.
-SAMOVAR_INLINE F load_some(const float* p, int count) {
-  if (count >= kLanes) return load(p);
+[[gnu::noinline]] inline F load_first(const float* p, int count) {
   float lanes[kLanes] = {};
   for (int i = 0; i < count; ++i) lanes[i] = p[i];
   return load(lanes);
 }
-SAMOVAR_INLINE void store_some(float* p, F x, int count) {
-  if (count >= kLanes) return store(p, x);
+[[gnu::noinline]] inline void store_first(float* p, F x, int count) {
   float lanes[kLanes];
   store(lanes, x);
   for (int i = 0; i < count; ++i) p[i] = lanes[i];
+}
+SAMOVAR_INLINE F load_some(const float* p, int count) {
+  return count >= kLanes ? load(p) : load_first(p, count);
+}
+SAMOVAR_INLINE void store_some(float* p, F x, int count) {
+  if (count >= kLanes) store(p, x);
+  else store_first(p, x, count);
 }
 
 // body(i, count) for each vector of n floats; only the last may have count < kLanes.
