@@ -96,20 +96,33 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kv", ["f32", "bf16", "q8"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_bits_depend_on_nothing_but_the_model(name: str, kv: str) -> None:
+def test_bits_depend_on_nothing_but_the_model(name: str) -> None:
     """Every kernel table, number of threads and size of chunk gives the same logits."""
     inputs = golden(name)
     path = GOLDEN / f"{name}.gguf"
-    whole = Model(path, kv=kv).run(inputs["tokens"], rows=inputs["rows"])
+    whole = Model(path).run(inputs["tokens"], rows=inputs["rows"])
     runs = [(isa, 1, 0) for isa in native.available()]
     runs += [(None, threads, 7) for threads in (1, 2, 3)]
     runs += [(native.available()[-1], 2, 100), (None, 2, 1)]
     for isa, threads, chunk in runs:
-        model = Model(path, isa=isa, threads=threads, kv=kv)
-        logits = model.run(inputs["tokens"], rows=inputs["rows"], chunk=chunk)
+        logits = Model(path, isa=isa, threads=threads).run(
+            inputs["tokens"], rows=inputs["rows"], chunk=chunk
+        )
         np.testing.assert_array_equal(logits, whole, err_msg=f"{isa}, {threads}, {chunk}")
+
+
+@pytest.mark.parametrize("kv", ["bf16", "q8"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_small_kv_cache_gives_the_same_bits_everywhere(name: str, kv: str) -> None:
+    inputs = golden(name)
+    path = GOLDEN / f"{name}.gguf"
+    whole = Model(path, kv=kv).run(inputs["tokens"], rows=inputs["rows"])
+    error = whole - inputs["logits"]
+    assert 0 < np.sqrt(np.mean(error**2)) < 0.05 * inputs["logits"].std()
+    for isa in native.available():
+        logits = Model(path, isa=isa, kv=kv).run(inputs["tokens"], rows=inputs["rows"], chunk=37)
+        np.testing.assert_array_equal(logits, whole, err_msg=isa)
 
 
 @pytest.mark.parametrize("mix", list(MIXES))
