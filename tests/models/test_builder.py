@@ -159,3 +159,15 @@ def test_misuse_is_refused(builder: Builder) -> None:
         builder.finish(x)
     with pytest.raises(ProgramError, match="another builder"):
         builder.take_logit_rows(Value(99, 0, Rows.TOKENS, HIDDEN, "f32", "nowhere"))
+
+
+def test_a_residual_reaches_every_part(builder: Builder) -> None:
+    x = builder.rms_norm(embed(builder), "model.norm.weight", 1e-5)
+    first = qkv_of(builder, x)
+    with builder.scope("model.layers.1.self_attn"):
+        names = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+        widths = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
+        second = builder.linear(x, names, widths, add=first)
+    linears = ops_of(finish(builder, x), "linear")[3:6]
+    assert [op.ins["add"] for op in linears] == [first] * 3
+    assert [op.outs["out"] for op in linears] == [second] * 3
