@@ -26,7 +26,9 @@ from jinja2.visitor import NodeTransformer
 from samovar.errors import TemplateError
 
 MAX_OUTPUT_CHARS = 32 << 20
-_MAX_STEPS = 3_000_000
+# A step is one turn of a loop; a conversation of a thousand messages takes some ten thousand.
+_MAX_STEPS = 1_000_000
+_STEPS_PER_CALL = 20
 _MAX_INTEGER_BITS = 4096
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 
@@ -167,6 +169,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             namespace=_TemplateNamespace,
             dict=_TemplateDict(),
         )
+        del self.globals["lipsum"]
         self.filters["tojson"] = _tojson
         for name in ("center", "indent", "join", "replace", "format", "wordwrap", "batch", "slice"):
             self.filters[name] = self._bounded_filter(name, self.filters[name])
@@ -175,10 +178,11 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # The odd names are jinja2's: a template may pass arguments called self and context.
-        __self.budget.spend()
-        text = getattr(__obj, "__self__", None)
+        __self.budget.spend(_STEPS_PER_CALL)
+        method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
+        text = getattr(method, "__self__", None)
         if isinstance(text, str):
-            __self._check_text(__obj.__name__, text, args, kwargs)
+            __self._check_text(method.__name__, text, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

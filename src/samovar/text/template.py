@@ -117,6 +117,15 @@ class ChatTemplate:
         **kwargs: object,
     ) -> str:
         """The text of a conversation, as Hugging Face renders it.  Raises TemplateError."""
+        return self._render(messages, add_generation_prompt, tools, kwargs)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, object],
+    ) -> str:
         for name in kwargs:
             if name in _RESERVED:
                 raise RequestError(
@@ -164,7 +173,7 @@ class ChatTemplate:
         ):
             text = self._render_open(turns, tag, tools, kwargs)
         else:
-            text = self.render(turns, add_generation_prompt=True, tools=tools, **kwargs)
+            text = self._render(turns, True, tools, kwargs)
         return self._tokenizer.encode(text, special=True, bos=False, drop=mark)
 
     def _render_open(
@@ -181,7 +190,7 @@ class ChatTemplate:
         """
         content = turns[-1]["content"]
         tagged = [*turns[:-1], {**turns[-1], "content": content + tag + " "}]
-        text = self.render(tagged, add_generation_prompt=False, tools=tools, **kwargs)
+        text = self._render(tagged, False, tools, kwargs)
         end = text.rfind(tag)
         if end < 0 or content.strip() not in text:
             raise TemplateError(
