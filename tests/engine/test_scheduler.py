@@ -1,4 +1,4 @@
-"""The scheduler alone: whatever arrives, grows and leaves, every request ends and no block is lost."""
+"""The scheduler alone: every request ends and no block is lost, whatever comes and goes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def test_prompts_share_a_step_and_replies_are_never_left_out(byte_tokenizer: Tok
     scheduler = Scheduler(pool, batch=100, max_sequences=8)
 
     def add(num_prompt: int) -> Sequence:
-        request = Request(id=str(num_prompt), prompt=(TOKEN,) * num_prompt, sampling=SamplingParams())
+        request = Request(
+            id=str(num_prompt), prompt=(TOKEN,) * num_prompt, sampling=SamplingParams()
+        )
         seq = Sequence(request, byte_tokenizer, 10_000)
         scheduler.add(seq)
         return seq

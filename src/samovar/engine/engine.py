@@ -19,12 +19,17 @@ from samovar.errors import ContextOverflow, RequestError
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot; `last_step_at` is a time.monotonic() moment."""
+    """A snapshot of counters.
+
+    preemptions: how often a sequence had to give its blocks back.
+    last_step_at: a time.monotonic() moment.
+    """
 
     running: int
     waiting: int
     blocks_used: int
     blocks_total: int
+    preemptions: int
     steps: int
     tokens_computed: int
     last_step_at: float
@@ -122,6 +127,7 @@ class Engine:
             waiting=self._scheduler.num_waiting,
             blocks_used=self._pool.num_blocks - self._pool.num_free,
             blocks_total=self._pool.num_blocks,
+            preemptions=self._scheduler.num_preemptions,
             steps=self._steps,
             tokens_computed=self._tokens_computed,
             last_step_at=self._last_step_at,

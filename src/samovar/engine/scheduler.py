@@ -41,6 +41,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._running: list[Sequence] = []  # oldest first
         self._waiting: deque[Sequence] = deque()  # oldest first
+        self.num_preemptions = 0
 
     @property
     def num_running(self) -> int:
@@ -91,6 +92,7 @@ class Scheduler:
                 seq.blocks += self.pool.take(need)
 
     def _give_way(self, seq: Sequence) -> None:
+        self.num_preemptions += 1
         self._running.remove(seq)
         self._release(seq)
         self._waiting.appendleft(seq)  # older than all that wait, for it ran

@@ -1,0 +1,144 @@
+"""The engine's thread and the event loop: streams, aborts, faults, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engine_cases import MODEL_PATHS, alone, load, requests
+from samovar import AsyncEngine, Engine, Request
+from samovar.errors import ContextOverflow, Unavailable
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[AsyncEngine]:
+    """A started engine that has given everything back at the end."""
+    front = AsyncEngine(engine)
+    front.start()
+    try:
+        yield front
+    finally:
+        await front.close()
+    if front.failure is None:
+        assert front.num_streams == 0
+        assert engine.stats().blocks_used == 0
+        engine.check_blocks()
+
+
+async def collect(front: AsyncEngine, request: Request) -> tuple[list[int], str, str | None]:
+    tokens: list[int] = []
+    text, reason = "", None
+    async for delta in front.stream(request):
+        tokens += delta.tokens
+        text += delta.text
+        reason = delta.finish_reason
+    return tokens, text, reason
+
+
+async def until_idle(engine: Engine) -> None:
+    while engine.stats().running or engine.stats().waiting:
+        await asyncio.sleep(0)
+
+
+def test_streams_at_once_are_what_they_are_alone() -> None:
+    engine = load(MODEL_PATHS[0])
+    wanted = requests(engine)
+    expected = alone(engine, wanted)
+
+    async def main() -> None:
+        async with running(engine) as front:
+            found = await asyncio.gather(*(collect(front, request) for request in wanted))
+        assert found == [expected[request.id] for request in wanted]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("deltas_read", [0, 1, 5])
+def test_a_closed_stream_stops_its_work(deltas_read: int) -> None:
+    engine = load(MODEL_PATHS[0])
+    (long,) = requests(engine, max_tokens=0)[:1]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            stream = front.stream(long)
+            for _ in range(deltas_read):
+                await anext(stream)
+            await stream.aclose()
+            await until_idle(engine)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_reader_stops_its_work() -> None:
+    engine = load(MODEL_PATHS[0])
+    (long,) = requests(engine, max_tokens=0)[:1]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            reader = asyncio.create_task(collect(front, long))
+            while not engine.stats().tokens_computed:
+                await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            await until_idle(engine)
+
+    asyncio.run(main())
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    engine = load(MODEL_PATHS[0], ctx=64)
+    request = requests(engine)[3]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            with pytest.raises(ContextOverflow) as info:
+                front.stream(request, param="messages")
+            assert info.value.param == "messages"
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_ends_open_streams_and_refuses_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(MODEL_PATHS[0])
+    first, second = requests(engine)[:2]
+
+    def fault() -> None:
+        raise RuntimeError("a fault of ours")
+
+    async def main() -> None:
+        async with running(engine) as front:
+            stream = front.stream(first)
+            await anext(stream)
+            monkeypatch.setattr(engine, "step", fault)
+            with pytest.raises(Unavailable) as info:
+                async for _ in stream:
+                    pass
+            assert info.value.code == "engine_error"
+            with pytest.raises(Unavailable):
+                front.stream(second)
+            assert isinstance(front.failure, RuntimeError)
+
+    asyncio.run(main())
+
+
+def test_draining_waits_for_replies_but_not_for_ever() -> None:
+    engine = load(MODEL_PATHS[0])
+    short, long = requests(engine, max_tokens=3)[0], requests(engine, max_tokens=0)[1]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            reader = asyncio.create_task(collect(front, short))
+            await asyncio.sleep(0)
+            assert await front.drain(30)
+            await reader
+            stream = front.stream(long)
+            await anext(stream)
+            assert not await front.drain(0)
+            await stream.aclose()
+
+    asyncio.run(main())
