@@ -59,6 +59,11 @@ SAMOVAR_INLINE I gather(const void* p, int stride) {
   return _mm512_i32gather_epi32(_mm512_mullo_epi32(lanes, iset1(stride)), p, 1);
 }
 
+// Over the lanes of one vector; the order does not matter.
+SAMOVAR_INLINE float max_of(F a) { return _mm512_reduce_max_ps(a); }
+SAMOVAR_INLINE int32_t sum_of(I a) { return _mm512_reduce_add_epi32(a); }
+SAMOVAR_INLINE bool any_bit(I a) { return _mm512_test_epi32_mask(a, a) != 0; }
+
 // VPDPBUSD: the weights are the unsigned operand, so bytes keep their bias of 128.
 constexpr int kByteOffset = 128;
 SAMOVAR_INLINE I byte_codes(I bytes) { return bytes; }

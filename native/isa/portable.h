@@ -180,6 +180,23 @@ SAMOVAR_INLINE I gather(const void* p, int stride) {
   return r;
 }
 
+// Over the lanes of one vector; the order does not matter.
+SAMOVAR_INLINE float max_of(F a) {
+  float most = a.v[0];
+  SAMOVAR_LANES most = a.v[i] > most ? a.v[i] : most;
+  return most;
+}
+SAMOVAR_INLINE int32_t sum_of(I a) {
+  int32_t sum = 0;
+  SAMOVAR_LANES sum += a.v[i];
+  return sum;
+}
+SAMOVAR_INLINE bool any_bit(I a) {
+  int32_t any = 0;
+  SAMOVAR_LANES any |= a.v[i];
+  return any != 0;
+}
+
 // Sums of products of unsigned weight bytes and the four int8 that all lanes share.
 constexpr int kByteOffset = 128; // what remains in the codes of U8 after byte_codes
 SAMOVAR_INLINE I byte_codes(I bytes) { return bytes; }

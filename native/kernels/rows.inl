@@ -12,11 +12,7 @@ SAMOVAR_INLINE bool quantize_block(const float* x, int8_t* q, Q8Block& block) {
     most = max(as_float(iand(as_int(v[i]), magnitude)), most);
     odd = ior(odd, as_int(sub(v[i], v[i])));
   });
-  float lanes[kLanes];
-  store(lanes, most);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int l = 0; l < width; ++l) lanes[l] = lanes[l] > lanes[l + width] ? lanes[l] : lanes[l + width];
-  const float inverse = 127.0f / lanes[0];
+  const float largest = max_of(most), inverse = 127.0f / largest;
   const bool finite = !any_bit(odd);
   if (!finite || !(inverse <= 0x1.fffffep+127f)) {
     __builtin_memset(q, 0, 32);
@@ -30,12 +26,8 @@ SAMOVAR_INLINE bool quantize_block(const float* x, int8_t* q, Q8Block& block) {
     store_s8(q + i * kLanes, code);
     sums[i * 2 / vectors] = iadd(sums[i * 2 / vectors], code);
   });
-  int32_t parts[2][kLanes];
-  istore(parts[0], sums[0]);
-  istore(parts[1], sums[1]);
-  int32_t lo = 0, hi = 0;
-  for (int l = 0; l < kLanes; ++l) lo += parts[0][l], hi += parts[1][l];
-  const float d = lanes[0] / 127.0f;
+  const int32_t lo = sum_of(sums[0]), hi = sum_of(sums[1]);
+  const float d = largest / 127.0f;
   block = Q8Block{d, d * static_cast<float>(lo + hi), lo, hi};
   return true;
 }

@@ -83,13 +83,6 @@ SAMOVAR_INLINE float max16(const Lanes16& lanes) {
 constexpr float kInfinity = __builtin_inff();
 constexpr int32_t kUpperHalf = static_cast<int32_t>(0xffff0000u);
 
-SAMOVAR_INLINE bool any_bit(I x) {
-  int32_t lanes[kLanes], any = 0;
-  istore(lanes, x);
-  for (int i = 0; i < kLanes; ++i) any |= lanes[i];
-  return any != 0;
-}
-
 // Round to bf16, to nearest even, left in the upper half of each lane.
 SAMOVAR_INLINE I bf16_bits(F x) {
   const I u = as_int(x);
