@@ -198,8 +198,8 @@ void bind_program(nb::module_& m) {
             add_linear(p,
                        {x, std::move(weight), out, out_col, copy_of(bias, "bias"), add, std::move(origin)});
           },
-          nb::kw_only(), "x"_a, "weight"_a, "out"_a, "out_col"_a = 0, "bias"_a = nb::none(),
-          "add"_a = -1, "origin"_a,
+          nb::kw_only(), "x"_a, "weight"_a, "out"_a, "out_col"_a = 0, "bias"_a = nb::none(), "add"_a = -1,
+          "origin"_a,
           "out[:, out_col:] = x . weight^T [+ bias] [+ the same columns of add]; add may be out itself.")
       .def(
           "add_qk_norm",
@@ -313,8 +313,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Weight>(m, "Weight", "An immutable matrix in panels, packed exactly.")
       .def_static(
-          "pack", &pack, "parts"_a, "formats"_a, "rows"_a, "cols"_a, nb::kw_only(), "arena"_a,
-          "pool"_a,
+          "pack", &pack, "parts"_a, "formats"_a, "rows"_a, "cols"_a, nb::kw_only(), "arena"_a, "pool"_a,
           "Pack raw GGUF blocks, flat uint8, of one or more parts with `cols` columns; a part may have a\n"
           "format of its own.  ValueError for any size that does not fit.  Releases the GIL.")
       .def_prop_ro("rows", &Weight::rows, "Rows of all parts.")
@@ -331,6 +330,8 @@ NB_MODULE(_native, m) {
       "Keys and values in blocks of 32 tokens; memory is reserved, and touched only as it is used.")
       .def(nb::init<int, int, int, int, std::string_view>(), nb::kw_only(), "layers"_a, "kv_heads"_a,
            "head_dim"_a, "num_blocks"_a, "dtype"_a)
+      .def_static("block_bytes_for", &KvCache::block_bytes_for, nb::kw_only(), "layers"_a, "kv_heads"_a,
+                  "head_dim"_a, "dtype"_a, "Bytes of one block of a cache with this geometry.")
       .def_prop_ro("num_blocks", &KvCache::num_blocks)
       .def_prop_ro("block_bytes", &KvCache::block_bytes)
       .def_prop_ro("nbytes", &KvCache::nbytes)

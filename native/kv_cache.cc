@@ -20,13 +20,18 @@ KvType parse_type(std::string_view name) {
 
 } // namespace
 
-KvCache::KvCache(int layers, int kv_heads, int head_dim, int num_blocks, std::string_view dtype)
-    : layers_(layers), kv_heads_(kv_heads), head_dim_(head_dim), num_blocks_(num_blocks),
-      type_(parse_type(dtype)) {
+int64_t KvCache::block_bytes_for(int layers, int kv_heads, int head_dim, std::string_view dtype) {
   check(layers >= 1 && layers <= 4096, "layers: expected 1 to 4096, got ", layers);
   check(kv_heads >= 1 && kv_heads <= 4096, "kv_heads: expected 1 to 4096, got ", kv_heads);
   check(head_dim >= 32 && head_dim <= 256 && head_dim % 32 == 0,
         "head_dim: attention is implemented for multiples of 32 up to 256, got ", head_dim);
+  return int64_t{layers} * kv_heads * kv_page_bytes(parse_type(dtype), head_dim);
+}
+
+KvCache::KvCache(int layers, int kv_heads, int head_dim, int num_blocks, std::string_view dtype)
+    : layers_(layers), kv_heads_(kv_heads), head_dim_(head_dim), num_blocks_(num_blocks),
+      type_(parse_type(dtype)) {
+  block_bytes_for(layers, kv_heads, head_dim, dtype); // for its checks
   check(num_blocks >= 1 && num_blocks <= 1 << 26, "num_blocks: expected 1 to ", 1 << 26, ", got ",
         num_blocks);
   page_bytes_ = kv_page_bytes(type_, head_dim);

@@ -13,6 +13,8 @@ class KvCache {
 public:
   // Throws std::invalid_argument for a size out of range, std::bad_alloc if the space cannot be had.
   KvCache(int layers, int kv_heads, int head_dim, int num_blocks, std::string_view dtype);
+  // Bytes of one block.  Throws std::invalid_argument for a size out of range.
+  static int64_t block_bytes_for(int layers, int kv_heads, int head_dim, std::string_view dtype);
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
   ~KvCache();
