@@ -16,7 +16,8 @@ from samovar.errors import CheckpointError
 from samovar.text.pretokenizers import word_rule
 from samovar.text.sentencepiece import ranked_merges
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_UNDEFINED, _NORMAL, _UNKNOWN, _CONTROL, _UNUSED, _BYTE = 0, 1, 2, 3, 5, 6
+_PIECES = frozenset((_UNDEFINED, _NORMAL, _UNUSED))
 
 # Pieces are built up character by character to find their parts; SentencePiece's own limit is
 # 16 by default, so this only stops files made to waste time.
@@ -87,32 +88,30 @@ def sentencepiece_backend(
         raise CheckpointError(
             f"tokenizer.ggml.scores: {len(source.scores)} entries for {len(source.tokens)} tokens"
         )
-    scores: dict[str, float] = {}
-    vocab: dict[str, int] = {}
-    num_bytes = 0
-    for i, (text, kind) in enumerate(zip(source.tokens, kinds, strict=True)):
-        if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) or not text:
-            continue
-        vocab[text] = i
-        if kind == _BYTE:
-            if not re.fullmatch("<0x[0-9A-F]{2}>", text):
-                raise CheckpointError(
-                    f"tokenizer.ggml.tokens[{i}]: {text[:60]!r} is marked as a byte, "
-                    "but is not written as <0x00> to <0xFF>"
-                )
-            num_bytes += 1
-            continue
-        if len(text) > _LONGEST_PIECE:
+    tokens = source.tokens
+    bytes_ = [i for i, kind in enumerate(kinds) if kind == _BYTE]
+    for i in bytes_:
+        if not re.fullmatch("<0x[0-9A-F]{2}>", tokens[i]):
             raise CheckpointError(
-                f"tokenizer.ggml.tokens[{i}]: {len(text)} characters, at most {_LONGEST_PIECE}"
+                f"tokenizer.ggml.tokens[{i}]: {tokens[i][:60]!r} is marked as a byte, "
+                "but is not written as <0x00> to <0xFF>"
             )
-        score = source.scores[i]
-        if not math.isfinite(score):
-            raise CheckpointError(f"tokenizer.ggml.scores[{i}]: {score} is not a finite number")
-        scores[text] = score
-    if num_bytes != 256:
+    if len(bytes_) != 256:
         raise CheckpointError(
-            f"tokenizer.ggml.tokens: {num_bytes} byte tokens, a SentencePiece vocabulary needs 256"
+            f"tokenizer.ggml.tokens: {len(bytes_)} byte tokens, SentencePiece needs all 256"
         )
+    pieces = [i for i, kind in enumerate(kinds) if kind in _PIECES and tokens[i]]
+    for i in pieces:
+        if len(tokens[i]) > _LONGEST_PIECE:
+            raise CheckpointError(
+                f"tokenizer.ggml.tokens[{i}]: {len(tokens[i])} characters, at most {_LONGEST_PIECE}"
+            )
+    scores = {tokens[i]: source.scores[i] for i in pieces}
+    if not all(map(math.isfinite, scores.values())):
+        bad = next(i for i in pieces if not math.isfinite(source.scores[i]))
+        raise CheckpointError(
+            f"tokenizer.ggml.scores[{bad}]: {source.scores[bad]} is not a finite number"
+        )
+    vocab = {tokens[i]: i for i in (*bytes_, *pieces)}
     merges = ranked_merges(scores, cache_dir=cache_dir, cache_key=source.cache_key)
     return MergeTokenizer(models.BPE(vocab, merges, byte_fallback=True))

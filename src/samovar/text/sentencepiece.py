@@ -36,21 +36,27 @@ def ranked_merges(
     scores: all pieces that joining may use or make.  Where two joinable pieces have the same
     score only their places in the text decide, which ranks cannot express: UnsupportedModel.
     """
-    pieces = sorted((piece for piece in scores if len(piece) > 1), key=lambda p: -scores[p])
+    pieces = [piece for piece in scores if len(piece) > 1]
+    values = np.fromiter(map(scores.__getitem__, pieces), np.float64, len(pieces))
+    order = np.argsort(-values, kind="stable")
+    pieces = [pieces[i] for i in order.tolist()]
     path = None if cache_dir is None else cache_dir / f"merges-{_file_name(cache_key)}.bin"
     splits = None if path is None else _read_splits(path, pieces)
     if splits is None:
         splits = np.fromiter((_last_split(p, scores) for p in pieces), np.uint16, len(pieces))
         if path is not None:
             _write_splits(path, splits, pieces)
-    joined = [(piece, cut) for piece, cut in zip(pieces, splits.tolist(), strict=True) if cut]
-    for (left, _), (right, _) in pairwise(joined):
-        if scores[left] == scores[right]:
-            raise UnsupportedModel(
-                f"tokenizer.ggml.scores: the pieces {left!r} and {right!r} have the same score "
-                f"({scores[left]:g}); a vocabulary with equal scores is not supported"
-            )
-    return [(piece[:cut], piece[cut:]) for piece, cut in joined]
+    joined = np.flatnonzero(splits)
+    ranks = values[order][joined]
+    equal = np.flatnonzero(ranks[1:] == ranks[:-1])
+    if equal.size:
+        left, right = (pieces[joined[equal[0] + i]] for i in (0, 1))
+        raise UnsupportedModel(
+            f"tokenizer.ggml.scores: the pieces {left!r} and {right!r} have the same score "
+            f"({scores[left]:g}); a vocabulary with equal scores is not supported"
+        )
+    cuts = zip(pieces, splits.tolist(), strict=True)
+    return [(piece[:cut], piece[cut:]) for piece, cut in cuts if cut]
 
 
 def _last_split(piece: str, scores: Mapping[str, float]) -> int:

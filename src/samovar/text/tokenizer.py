@@ -32,6 +32,10 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
+# Plain numbers: comparing them is done for each of some hundred thousand tokens.
+_USER_DEFINED = int(TokenKind.USER_DEFINED)
+_CONTROL_KINDS = frozenset((int(TokenKind.CONTROL), int(TokenKind.UNKNOWN)))
+
 # Tokens that end a turn wherever they occur.  Many files mark them as user-defined, because
 # their makers added them later; they are control tokens all the same.
 _END_OF_TURN = (
@@ -104,14 +108,14 @@ class Tokenizer:
         # A control token of one character is never matched: no mark would fit inside it, so
         # nothing could keep user text from becoming it.
         self.control_ids = {
-            text: i
-            for i, text in enumerate(source.tokens)
-            if kinds[i] in (TokenKind.CONTROL, TokenKind.UNKNOWN) and len(text) > 1
+            self._texts[i]: i
+            for i, kind in enumerate(kinds)
+            if kind in _CONTROL_KINDS and len(self._texts[i]) > 1
         }
         self.user_defined_ids = {
-            text: i
-            for i, text in enumerate(source.tokens)
-            if kinds[i] == TokenKind.USER_DEFINED and text
+            self._texts[i]: i
+            for i, kind in enumerate(kinds)
+            if kind == _USER_DEFINED and self._texts[i]
         }
         self._plain_splitter = SpecialSplitter(self.user_defined_ids)
         self._special_splitter = SpecialSplitter({**self.user_defined_ids, **self.control_ids})
@@ -200,7 +204,7 @@ class Tokenizer:
 
     def is_control(self, token: int) -> bool:
         """Whether a token steers the model and is no text."""
-        return self._kinds[token] in (TokenKind.CONTROL, TokenKind.UNKNOWN)
+        return self._kinds[token] in _CONTROL_KINDS
 
     def _make_bytes(self, token: int) -> bytes:
         text, kind = self._texts[token], self._kinds[token]
@@ -253,13 +257,14 @@ def _ids_by_text(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _end_ids(source: TokenizerSource, kinds: Sequence[int]) -> frozenset[int]:
-    ids = _ids_by_text(source.tokens)
-    found = {source.eos_id, source.eot_id, *map(ids.get, _END_OF_TURN)}
-    for text in _END_IF_CONTROL:
-        token = ids.get(text)
-        if token is not None and kinds[token] == TokenKind.CONTROL:
-            found.add(token)
-    if "<|return|>" in ids and "<|call|>" in ids:
+    names = {*_END_OF_TURN, *_END_IF_CONTROL}
+    found = {
+        source.tokens[i]: i
+        for i, kind in enumerate(kinds)
+        if kind in _CONTROL_KINDS and source.tokens[i] in names
+    }
+    if "<|return|>" in found and "<|call|>" in found:
         # Where a reply ends with one of these, <|end|> only parts its channels.
-        found.discard(ids.get("<|end|>"))
-    return frozenset(token for token in found if token is not None)
+        found.pop("<|end|>", None)
+    declared = {i for i in (source.eos_id, source.eot_id) if i is not None}
+    return frozenset(declared.union(found.values()))
