@@ -1,0 +1,237 @@
+"""Replies in the terminal, of a tiny real model: one turn, a conversation, Ctrl-C, a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samovar.cli import main
+from samovar.cli.reply import stream
+from samovar.config import OPTIONS, Settings
+from samovar.engine.engine import Engine
+from samovar.engine.load import EngineOptions
+
+MODEL = Path(__file__).parent.parent / "golden/llama.gguf"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+    monkeypatch.delenv("SAMOVAR_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SAMOVAR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("SAMOVAR_THREADS", "1")
+    monkeypatch.setenv("SAMOVAR_MODEL", str(MODEL))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(MODEL, EngineOptions(threads=1))
+
+
+def output(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    return out
+
+
+def give_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_same_command_gives_the_same_reply(
+    command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--prompt", "Once upon", "-n", "12", "-T", "1.5", "-p", "1"]
+    seven = output(capfd, command, *options, "--seed", "7")
+    assert seven.endswith("\n")
+    assert output(capfd, command, *options, "--seed", "7", "--batch", "3") == seven
+    assert output(capfd, command, *options, "--seed", "8") != seven
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_prompt_from_standard_input_is_that_of_the_command_line(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = output(capfd, command, "--prompt", "Grüße", "-n", "8")
+    give_stdin(monkeypatch, "Grüße\n".encode())
+    assert output(capfd, command, "--prompt", "-", "-n", "8") == given
+
+
+def test_a_prompt_that_is_not_text(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_stdin(monkeypatch, b"\xff\xfe")
+    assert main(["generate", "--prompt", "-"]) == 1
+    assert main(["generate", "--prompt", "\udcff"]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("not UTF-8") == err.count("\n") == 2
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_prompt_longer_than_the_context_is_one_line(
+    command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--prompt", "word " * 2000]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "maximum context length" in err
+    assert ("messages" if command == "chat" else "prompt") in err
+
+
+def test_a_conversation_through_a_pipe(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = output(capfd, "chat", "--prompt", "One", "-n", "5")
+    give_stdin(monkeypatch, b"One\n\nTwo\n")
+    both = output(capfd, "chat", "-n", "5")
+    assert both.startswith(first)
+    assert len(both) > len(first)
+    give_stdin(monkeypatch, b"One\n/clear\nOne\n/exit\nOne\n")
+    assert output(capfd, "chat", "-n", "5") == first * 2
+
+
+class Interrupting(io.StringIO):
+    """A stdout that presses Ctrl-C when something is written to it."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().write(text)
+
+
+def test_ctrl_c_stops_a_reply_and_leaves_the_engine_whole(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    settings = Settings(temperature=1.0, top_p=1.0, seed=1)
+    prompt = engine.tokenizer.encode("Once upon", special=True)
+    monkeypatch.setattr(sys, "stdout", Interrupting())
+    reply = stream(engine, settings, prompt, param="prompt")
+    assert reply.interrupted
+    assert signal.getsignal(signal.SIGINT) is handler
+    engine.check_blocks()
+    assert engine.stats().running == 0
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    whole = stream(engine, settings, prompt, param="prompt")
+    assert not whole.interrupted
+    assert whole.text.startswith(reply.text)
+
+
+# Stdin becomes the controlling terminal, so that Ctrl-C arrives as a signal.
+IN_ITS_OWN_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from samovar.cli import main
+sys.exit(main())
+"""
+
+
+class Terminal:
+    """`samovar chat` in a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", IN_ITS_OWN_TERMINAL, "chat", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def wait_for(self, text: str) -> str:
+        """Reads until `text` comes; what came before it."""
+        while text not in self.seen:
+            try:
+                piece = os.read(self._master, 4096)
+            except OSError:  # the other end is gone
+                piece = b""
+            assert piece, f"{text!r} did not come: {self.seen!r}"
+            self.seen += piece.decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def send(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal("-n", "6")
+    yield terminal
+    terminal.close()
+
+
+def test_a_conversation_in_a_terminal(terminal: Terminal) -> None:
+    terminal.wait_for("> ")
+    terminal.send("One\r")
+    assert "One" in terminal.wait_for("\r\n")
+    terminal.wait_for("> ")
+    terminal.send("half a line\x03")  # Ctrl-C at the prompt drops the line
+    terminal.wait_for("/exit or Ctrl-D ends the conversation.")
+    terminal.wait_for("> ")
+    terminal.send("word " * 700 + "\r")
+    terminal.wait_for("samovar: ")
+    assert "maximum context length" in terminal.wait_for("> ")
+    terminal.send("/exit\r")
+    assert terminal.process.wait(60) == 0
+
+
+def test_the_end_of_input_ends_a_conversation(terminal: Terminal) -> None:
+    terminal.wait_for("> ")
+    terminal.send("\x04")
+    assert terminal.process.wait(60) == 0
+
+
+def test_bench_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    result = json.loads(output(capfd, "bench", "--json", "--profile", "--repetitions", "1"))
+    assert result["threads"] == 1
+    assert result["decode_tokens_per_s"] > 0
+    assert all(speed > 0 for speed in result["prefill_tokens_per_s"].values())
+    for profile in result["profile"].values():
+        assert 0 <= profile["outside_s"] <= profile["wall_s"]
+        assert {"kind", "origin", "calls", "ns"} <= set(profile["operations"][0])
+
+
+def test_bench_for_people(capfd: pytest.CaptureFixture[str]) -> None:
+    out = output(capfd, "bench", "--profile", "--repetitions", "1")
+    assert "decode" in out
+    assert "tokens/s" in out
+    assert "llama.py" in out
+
+
+def test_info(capfd: pytest.CaptureFixture[str]) -> None:
+    out = output(capfd, "info")
+    for part in ("llama", "parameters", "context", "chat template", "licence", str(MODEL)):
+        assert part in out
+
+
+def test_no_models_yet(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "samovar pull" in err
