@@ -1,0 +1,130 @@
+"""The model of a server: its ids, when it is loaded, and what health tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from samovar.config import Settings
+from samovar.engine.engine import Engine
+from samovar.hub import LocalModel
+from samovar.server.app import ROUTES
+from samovar.server.host import ModelHost
+
+from .conftest import TINY, Api, settings_for
+
+TEXT = {"prompt": "Hello", "max_tokens": 1}
+
+
+def test_health_shows_what_is_loaded(make_api: Callable[[Settings], Api]) -> None:
+    lazy = make_api(settings_for(preload=False))
+    assert lazy.get("/health").json() == {"status": "ok", "loaded": []}
+    assert lazy.get("/v1/models").json()["data"][0]["status"] == "unloaded"
+    assert lazy.get("/v1/models").json()["data"][0]["id"] == "llama"
+    assert lazy.post("/v1/completions", TEXT).status_code == 200
+    health = lazy.get("/health").json()
+    assert (health["status"], health["loaded"]) == ("ok", ["llama"])
+    assert (health["running"], health["waiting"], health["blocks_used"]) == (0, 0, 0)
+    assert health["blocks_total"] > 0
+    assert health["last_step_age_s"] >= 0
+
+
+@pytest.mark.parametrize("path", ["", "/v1"])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_all_forms_of_a_path(api: Api, path: str, slash: str) -> None:
+    assert api.post(f"{path}/completions{slash}", TEXT).status_code == 200
+    assert api.get(f"{path}/models{slash}").status_code == 200
+    assert api.get(f"{path}/models/llama{slash}").status_code == 200
+    assert api.get(f"{path}/health{slash}").status_code == 200
+
+
+def test_head_and_options(api: Api) -> None:
+    for path, methods in ROUTES.items():
+        allowed = api.request("OPTIONS", f"{path}x" if path == "/models/" else path)
+        assert allowed.status_code == 204
+        assert set(methods) < set(allowed.headers["allow"].split(", "))
+    assert api.request("HEAD", "/v1/models").status_code == 200
+    assert api.request("HEAD", "/v1/completions").status_code == 405
+
+
+def test_the_model_of_a_request_is_not_checked_when_one_was_named(api: Api) -> None:
+    for model in ("gpt-4", "llama", "", None):
+        reply = api.post("/v1/completions", {**TEXT, "model": model})
+        assert reply.json()["model"] == "llama"
+
+
+@pytest.fixture(scope="module")
+def unnamed(make_api: Callable[[Settings], Api]) -> Api:
+    """A server that was started without a model, with a tiny one in the default's place."""
+
+    def load(settings: Settings) -> tuple[LocalModel, Engine]:
+        local = LocalModel(TINY, "default-model", "smollm2", None, None)
+        return local, Engine.load(TINY, settings.engine_options())
+
+    api = make_api(Settings(threads=1, ctx=64))
+    api.host._load_model = load
+    return api
+
+
+def test_another_name_than_the_defaults_is_not_found(unnamed: Api) -> None:
+    for model in ("smollm2", "default-model", "", None):
+        reply = unnamed.post("/v1/completions", {**TEXT, "model": model})
+        assert reply.json()["model"] == "smollm2"
+    for stream in (False, True):
+        reply = unnamed.post("/v1/completions", {**TEXT, "model": "gpt-4", "stream": stream})
+        assert reply.status_code == 404
+        error = reply.json()["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert unnamed.get("/v1/models/default-model").status_code == 200
+    assert unnamed.get("/v1/models/gpt-4").status_code == 404
+
+
+def test_an_alias_is_the_id(make_api: Callable[[Settings], Api]) -> None:
+    named = make_api(settings_for(alias="house/model:1", ctx=64))
+    assert named.post("/v1/completions", TEXT).json()["model"] == "house/model:1"
+    assert named.get("/v1/models/house/model:1").json()["id"] == "house/model:1"
+
+
+def test_settings_are_the_defaults_of_a_request(make_api: Callable[[Settings], Api]) -> None:
+    options = {"temperature": 1.5, "seed": 4, "max_tokens": 9, "top_p": 0.99}
+    configured = make_api(settings_for(ctx=96, **options))
+    plain = make_api(settings_for(ctx=96))
+    implied = configured.post("/v1/completions", {"prompt": "Hello"})
+    explicit = plain.post("/v1/completions", {"prompt": "Hello", **options})
+    assert implied.json()["choices"] == explicit.json()["choices"]
+    assert implied.headers["x-seed"] == "4"
+    other = configured.post("/v1/completions", {"prompt": "Hello", "max_tokens": 2})
+    assert other.json()["usage"]["completion_tokens"] <= 2
+
+
+def test_draining(make_api: Callable[[Settings], Api]) -> None:
+    draining = make_api(settings_for(ctx=64))
+    assert draining.post("/v1/completions", TEXT).status_code == 200
+    draining.host.drain()
+    response = draining.get("/health")
+    assert (response.status_code, response.json()["status"]) == (503, "draining")
+    assert response.headers["retry-after"]
+    response = draining.post("/v1/completions", TEXT)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "shutting_down"
+    assert response.headers["retry-after"]
+
+
+def test_all_who_wait_share_one_load() -> None:
+    async def main() -> int:
+        loads = 0
+
+        def load(settings: Settings) -> tuple[LocalModel, Engine]:
+            nonlocal loads
+            loads += 1
+            local = LocalModel(TINY, "llama", None, None, None)
+            return local, Engine.load(TINY, settings.engine_options())
+
+        host = ModelHost(settings_for(ctx=64), load)
+        await asyncio.gather(*(host.model(None) for _ in range(5)))
+        await host.close()
+        return loads
+
+    assert asyncio.run(main()) == 1

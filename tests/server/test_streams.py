@@ -1,0 +1,155 @@
+"""Streams byte by byte, and clients that go away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from samovar.log import RequestLog
+from samovar.server import sse
+
+from .conftest import PATIENCE_S, Api, Running
+
+HOST = b"Host: localhost\r\n"
+
+
+def events(text: str) -> list[str]:
+    return text.removesuffix("\n\n").split("\n\n")
+
+
+def test_the_order_of_events(api: Api) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    response = api.post(
+        "/v1/chat/completions", {"messages": messages, "max_tokens": 4, "stream": True}
+    )
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.headers["x-seed"]
+    ping, role, *_, end, done = events(response.text)
+    assert ping == ": ping"
+    assert json.loads(role.removeprefix("data: "))["choices"] == [
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+    ]
+    assert json.loads(end.removeprefix("data: "))["choices"][0]["delta"] == {}
+    assert done == "data: [DONE]"
+    assert response.text.isascii()
+
+
+def test_a_silent_stream_is_kept_alive(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "PING_INTERVAL_S", 1e-4)
+    body = {"prompt": "Hello", "max_tokens": 20, "stream": True}
+    text = api.post("/v1/completions", body).text
+    assert text.count(": ping\n\n") > 1
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_a_fault_after_the_headers_ends_the_stream(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fault(*args: object) -> None:
+        raise RuntimeError("the secret reason")
+
+    monkeypatch.setattr("samovar.server.generation.EventStream.send_all", fault)
+    text = api.post("/v1/completions", {"prompt": "Hello", "stream": True}).text
+    *_, last = events(text)
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"], error["param"]) == (
+        "server_error",
+        "internal_error",
+        None,
+    )
+    assert "secret" not in text
+    assert "[DONE]" not in text
+
+
+def test_unknown_fields_are_named_in_a_header(api: Api) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "colour": 1, "wei\nrd, ü": 2}
+    body |= {f"extra_{i}": i for i in range(30)}
+    header = api.post("/v1/completions", body).headers["x-ignored-fields"]
+    assert header.startswith("colour, wei%0Ard%2C%20%C3%BC, extra_0")
+    assert header.endswith("and 12 more")
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("abc-123", True), ("x" * 129, False), ("ü".encode("latin-1"), False)]
+)
+def test_request_ids(api: Api, sent: Any, kept: bool) -> None:
+    given = api.get("/health", headers={"x-request-id": sent}).headers["x-request-id"]
+    assert (given == sent) == kept
+    assert kept or given.startswith("req_")
+
+
+def raw_request(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+LONG = {"prompt": [[i] for i in range(1, 9)], "max_tokens": 2000, "temperature": 1.0}
+
+
+def test_a_client_that_goes_away_from_a_stream(
+    server: Running, request_log: Callable[[], RequestLog]
+) -> None:
+    with server.connect() as sock:
+        sock.sendall(raw_request("/v1/completions", {**LONG, "stream": True}))
+        with sock.makefile("rb") as reply:
+            while not reply.readline().startswith(b"data: "):
+                pass
+    assert_gone(server, request_log())
+
+
+def test_a_client_that_goes_away_from_a_whole_reply(
+    server: Running, request_log: Callable[[], RequestLog]
+) -> None:
+    with server.connect() as sock:
+        sock.sendall(raw_request("/v1/completions", LONG))
+    assert_gone(server, request_log())
+
+
+def test_a_client_that_gives_up(server: Running, request_log: Callable[[], RequestLog]) -> None:
+    with suppress(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.05)
+    assert_gone(server, request_log())
+
+
+def assert_gone(server: Running, line: RequestLog) -> None:
+    assert line.status == 499
+    assert (line.reply_tokens or 0) < 8 * 2000
+    served = server.host.served
+    assert served is not None
+    assert served.engine.num_streams == 0
+    # The next request finds an engine without any other work.
+    reply = httpx.post(
+        f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=PATIENCE_S
+    )
+    assert reply.status_code == 200
+    stats = served.engine.engine.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+
+
+def test_the_log_line(server: Running, request_log: Callable[[], RequestLog]) -> None:
+    body = {"prompt": "Hello", "max_tokens": 3, "seed": 9, "colour": 1, "temperature": 1.0}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+    line = request_log()
+    assert line.client.startswith("127.0.0.1:")
+    assert (line.method, line.path, line.status) == ("POST", "/v1/completions", 200)
+    assert line.prompt_tokens == reply["usage"]["prompt_tokens"]
+    assert line.reply_tokens == reply["usage"]["completion_tokens"]
+    assert line.cached_tokens == 0
+    assert line.queue_s is not None
+    assert line.ttft_s is not None
+    assert line.seed == 9
+    assert line.finish_reason == reply["choices"][0]["finish_reason"]
+    assert line.ignored_fields == ("colour",)
