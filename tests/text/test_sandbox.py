@@ -11,7 +11,8 @@ MESSAGES = [{"role": "user", "content": " é <b> "}, {"role": "assistant", "cont
 
 
 def render(source: str) -> str:
-    return CompiledTemplate(source).render({"messages": MESSAGES, "tools": None})
+    variables = {"messages": MESSAGES, "tools": None, "x": "x" * 9_999_999}
+    return CompiledTemplate(source).render(variables)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,8 @@ def render(source: str) -> str:
         ("{% for m in messages %}{{ loop.length }}{{ loop.nextitem is defined }}{% endfor %}",
          "2True2False"),
         ("{{ dict(a=1).a }}{{ tools is none }}{{ nope is defined }}{{ nope }}", "1TrueFalse"),
+        ("{{ 'of 123456: %s%%' % 'x' }}{{ 'of 123456: {}'.format('x') }}",
+         "of 123456: x%of 123456: x"),
         ("{{ strftime_now('%Y')|length }}", "4"),
     ],
 )  # fmt: skip
@@ -64,6 +67,10 @@ def test_as_hugging_face(source: str, text: str) -> None:
         "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
         "{{ ('x' * 99999)|replace('x', 'y' * 99999) }}",
         "{{ 'a'|indent(9999999999, true) }}",
+        "{{ '%.9999999999f' % 1.5 }}",
+        "{{ '%(a)99999d'|format(a=1) }}",
+        "{{ [1]|tojson(indent=9999999999) }}",
+        "{{ '%s%s%s%s' % (x, x, x, x) }}",
         "{{ range(10000000)|list }}",
     ],
 )

@@ -30,7 +30,9 @@ MAX_OUTPUT_CHARS = 32 << 20
 _MAX_STEPS = 1_000_000
 _STEPS_PER_CALL = 20
 _MAX_INTEGER_BITS = 4096
-_WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")
+_MAX_INDENT = 64
+# A width or precision of five digits, or one that is an argument.
+_WIDE_FORMAT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*\.?(?:\d{5}|\*)|\{[^{}]*(?::[^{}]*\d{5}|\{)")
 
 
 class CompiledTemplate:
@@ -225,13 +227,10 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif method in ("format", "format_map"):
             if _WIDE_FORMAT.search(text):
                 raise _OverBudget("it formats with a huge or computed width")
-            strings = [
-                *args,
-                *(v for a in args if isinstance(a, tuple) for v in a),
-                *kwargs.values(),
-            ]
-            longest = max((len(a) for a in strings if isinstance(a, str)), default=1)
-            self.budget.spend_size(len(text) * max(longest, 1) if "{" in text or "%" in text else 0)
+            values = [*args, *(v for a in args if isinstance(a, tuple) for v in a)]
+            sizes = (len(v) for v in (*values, *kwargs.values()) if isinstance(v, str))
+            fields = text.count("{") + text.count("%")
+            self.budget.spend_size(len(text) + fields * max(sizes, default=0))
         elif method == "join" and args and isinstance(args[0], list | tuple):
             self.budget.spend_size(_joined_size(text, args[0]))
 
@@ -286,6 +285,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Hugging Face's tojson: without HTML escapes, with json.dumps' own options."""
+    if isinstance(indent, int) and indent > _MAX_INDENT:
+        raise _OverBudget(f"it indents by more than {_MAX_INDENT}")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
