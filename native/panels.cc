@@ -211,32 +211,39 @@ constexpr BlockFormat kFormats[] = {
 
 // ---- Reading back ------------------------------------------------------------------------------
 
-// Codes of one block of 32 as small integers: nibbles, with `high(j, i, upper)` giving bits above.
-void read_nibbles(const uint8_t* nibbles, int lane, uint8_t* q) {
+// The codes of a block of 32: byte i of word w is q[4w + i].
+struct Codes {
+  uint32_t word[8];
+};
+
+Codes read_nibbles(const uint8_t* nibbles, int lane) {
+  Codes q;
   for (int j = 0; j < 4; ++j) {
     const uint32_t word = load32(nibbles + j * kWord + lane * 4);
-    store32(q + 4 * j, word & 0x0f0f0f0f);
-    store32(q + 16 + 4 * j, word >> 4 & 0x0f0f0f0f);
+    q.word[j] = word & 0x0f0f0f0f;
+    q.word[4 + j] = word >> 4 & 0x0f0f0f0f;
   }
+  return q;
 }
 
-void add_plane1(const uint8_t* plane, int lane, uint8_t* q) {
+void add_plane1(const uint8_t* plane, int lane, Codes& q) {
   const uint32_t word = load32(plane + lane * 4);
   for (int w = 0; w < 8; ++w)
-    store32(q + 4 * w, load32(q + 4 * w) | (word >> w & 0x01010101) << 4);
+    q.word[w] |= (word >> w & 0x01010101) << 4;
 }
 
-void add_plane2(const uint8_t* plane, int lane, uint8_t* q) {
-  for (int w = 0; w < 8; ++w) {
-    const uint32_t word = load32(plane + w / 4 * kWord + lane * 4);
-    store32(q + 4 * w, load32(q + 4 * w) | (word >> (2 * (w % 4)) & 0x03030303) << 4);
-  }
+void add_plane2(const uint8_t* plane, int lane, Codes& q) {
+  for (int w = 0; w < 8; ++w)
+    q.word[w] |= (load32(plane + w / 4 * kWord + lane * 4) >> (2 * (w % 4)) & 0x03030303) << 4;
 }
 
-// out[i] = scale * (q[i] - offset) + minimum; the product is exact for every format.
-void expand(const uint8_t* q, int count, float scale, float offset, float minimum, float* out) {
-  for (int i = 0; i < count; ++i)
-    out[i] = scale * (static_cast<float>(q[i]) - offset) + minimum;
+// out[i] = scale * (q[i] - offset) + minimum, where the product is exact for every format.
+template <int kFirst = 0, int kWords = 8>
+void expand(const Codes& q, float scale, int offset, float minimum, float* out) {
+  for (int w = kFirst; w < kFirst + kWords; ++w)
+    for (int i = 0; i < 4; ++i)
+      out[4 * w + i] =
+          scale * static_cast<float>(static_cast<int>(q.word[w] >> 8 * i & 255) - offset) + minimum;
 }
 
 // One block of a form with chunks of 64.
@@ -244,37 +251,37 @@ template <Form form> void read_block(const uint8_t* chunk, int half, int lane, f
   constexpr bool plane = form == Form::U5 || form == Form::U5m;
   constexpr bool minimum = form == Form::U4m || form == Form::U5m;
   constexpr int codes = form == Form::U8 ? kBytes : kNibbles + (plane ? kPlane1 : 0);
-  uint8_t q[kBlock];
+  Codes q;
   if constexpr (form == Form::U8) {
     for (int j = 0; j < 8; ++j)
-      store32(q + 4 * j, load32(chunk + half * kBytes + j * kWord + lane * 4));
+      q.word[j] = load32(chunk + half * kBytes + j * kWord + lane * 4);
   } else {
-    read_nibbles(chunk + half * kNibbles, lane, q);
+    q = read_nibbles(chunk + half * kNibbles, lane);
   }
   if constexpr (plane)
     add_plane1(chunk + 2 * kNibbles + half * kPlane1, lane, q);
   const float m = minimum ? load_half(chunk + minimum_at<codes>(half) + lane * 2) : 0.0f;
-  constexpr float offset = form == Form::U8 ? 128 : form == Form::U5 ? 16 : form == Form::U4 ? 8 : 0;
-  expand(q, kBlock, load_half(chunk + scale_at<codes>(half) + lane * 2), offset, m, out);
+  constexpr int offset = form == Form::U8 ? 128 : form == Form::U5 ? 16 : form == Form::U4 ? 8 : 0;
+  expand(q, load_half(chunk + scale_at<codes>(half) + lane * 2), offset, m, out);
 }
 
 // One block of a form with chunks of 256.
 template <Form form> void read_super_block(const uint8_t* chunk, int block, int lane, float* out) {
-  uint8_t q[kBlock];
-  read_nibbles(chunk + block * kNibbles, lane, q);
+  Codes q = read_nibbles(chunk + block * kNibbles, lane);
   constexpr SuperChunk at = form == Form::U6 ? kU6 : form == Form::U5k ? kU5k : kU4k;
   const float d = load_half(chunk + at.d() + lane * 2);
   if constexpr (form == Form::U6) {
     add_plane2(chunk + 8 * kNibbles + block * kPlane2, lane, q);
-    for (int half = 0; half < 2; ++half) {
-      const auto scale = static_cast<int8_t>(chunk[at.half_scale(block, half) + lane]);
-      expand(q + 16 * half, 16, d * static_cast<float>(scale), 32, 0, out + 16 * half);
-    }
+    const auto scale = [&](int half) {
+      return d * static_cast<float>(static_cast<int8_t>(chunk[at.half_scale(block, half) + lane]));
+    };
+    expand<0, 4>(q, scale(0), 32, 0, out);
+    expand<4, 4>(q, scale(1), 32, 0, out);
   } else {
     if constexpr (form == Form::U5k)
       add_plane1(chunk + 8 * kNibbles + block * kPlane1, lane, q);
     const float dmin = load_half(chunk + at.dmin() + lane * 2);
-    expand(q, kBlock, d * static_cast<float>(chunk[at.scale(block) + lane]), 0,
+    expand(q, d * static_cast<float>(chunk[at.scale(block) + lane]), 0,
            -(dmin * static_cast<float>(chunk[at.minimum(block) + lane])), out);
   }
 }

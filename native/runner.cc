@@ -118,6 +118,7 @@ void Runner::check_blocks(const StepInputs& in) {
 }
 
 std::vector<int32_t> Runner::run(const StepInputs& in) {
+  const std::lock_guard turn(turn_);
   check_rows(in);
   check_blocks(in);
   const Step step{.tokens = in.tokens,
@@ -190,6 +191,7 @@ void Runner::set_profiling(bool enabled) {
 }
 
 void Runner::sample(std::span<const Choice> choices, std::span<int32_t> tokens) {
+  const std::lock_guard turn(turn_);
   for (size_t i = 0; i < choices.size(); ++i)
     check_choice(choices[i], i, max_logit_rows(), logits_cols());
   const auto pick = [&](size_t i, int worker) {

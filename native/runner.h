@@ -6,6 +6,7 @@
 #include "sampler.h"
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace samovar {
@@ -26,7 +27,7 @@ struct StepInputs {
   std::span<const int32_t> logit_rows; // ascending
 };
 
-// Owns the activations of one program.  One thread at a time.
+// Owns the activations of one program.  Threads take turns.
 class Runner {
 public:
   Runner(std::shared_ptr<Program> program, std::shared_ptr<KvCache> cache, const Kernels& kernels,
@@ -78,6 +79,7 @@ private:
   std::shared_ptr<KvCache> cache_;
   const Kernels* kernels_;
   std::shared_ptr<Pool> pool_;
+  std::mutex turn_; // held while computing
   Arena arena_;
   uint8_t* memory_;
   float* partials_;
