@@ -82,9 +82,9 @@ template <int bits> struct Dot {
   I sum, words;
   Dot() = default;
   SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)), words(iset1(0)) {}
-  template <int step> SAMOVAR_INLINE void add(I w, const int8_t* a) {
+  template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
-    __builtin_memcpy(&four, a, 4);
+    __builtin_memcpy(&four, a + 4 * j, 4);
     const I products = _mm256_maddubs_epi16(w, iset1(four));
     words = step % kVectors == 0 ? products : _mm256_add_epi16(words, products);
     if constexpr ((step + 1) % kVectors == 0) {
@@ -98,9 +98,9 @@ template <> struct Dot<8> {
   I sum;
   Dot() = default;
   SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
-  template <int step> SAMOVAR_INLINE void add(I w, const int8_t* a) {
+  template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
-    __builtin_memcpy(&four, a, 4);
+    __builtin_memcpy(&four, a + 4 * j, 4);
     const I products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(iset1(four), w));
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
   }

@@ -71,9 +71,9 @@ template <int bits> struct Dot {
   I sum;
   Dot() = default;
   SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
-  template <int step> SAMOVAR_INLINE void add(I w, const int8_t* a) {
+  template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
-    __builtin_memcpy(&four, a, 4);
+    __builtin_memcpy(&four, a + 4 * j, 4);
     sum = _mm512_dpbusd_epi32(sum, w, iset1(four));
   }
   SAMOVAR_INLINE I total() const { return sum; }

@@ -87,8 +87,16 @@ SAMOVAR_INLINE F min(F a, F b) {
   SAMOVAR_LANES b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
   return b;
 }
-SAMOVAR_INLINE I as_int(F a) { return __builtin_bit_cast(I, a); }
-SAMOVAR_INLINE F as_float(I a) { return __builtin_bit_cast(F, a); }
+SAMOVAR_INLINE I as_int(F a) { // lane by lane: GCC 12 on aarch64 loses a cast of the whole array
+  I r;
+  SAMOVAR_LANES r.v[i] = __builtin_bit_cast(int32_t, a.v[i]);
+  return r;
+}
+SAMOVAR_INLINE F as_float(I a) {
+  F r;
+  SAMOVAR_LANES r.v[i] = __builtin_bit_cast(float, a.v[i]);
+  return r;
+}
 SAMOVAR_INLINE F select_lt(F a, F b, F yes, F no) { // chosen as integers, which keep every bit
   const I y = as_int(yes);
   I r = as_int(no);
@@ -197,14 +205,15 @@ SAMOVAR_INLINE bool any_bit(I a) {
   return any != 0;
 }
 
-// Sums of products of unsigned weight bytes and the four int8 that all lanes share.
+// Sums of products of weight codes and the activations 4j..4j+3 of sixteen, which all lanes share.
+// `step` counts the additions to one sum.
 constexpr int kByteOffset = 128; // what remains in the codes of U8 after byte_codes
 SAMOVAR_INLINE I byte_codes(I bytes) { return bytes; }
 template <int bits> struct Dot {
   I sum;
   Dot() = default;
   SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
-  template <int step> SAMOVAR_INLINE void add(I w, const int8_t* a) { sum = dot4(sum, w, a); }
+  template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) { sum = dot4(sum, w, a + 4 * j); }
   [[gnu::noinline]] static I dot4(I sum, I w, const int8_t* a) {
     const int32_t a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
     SAMOVAR_LANES {

@@ -110,8 +110,8 @@ SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, 
       I a, c;
       w.template codes<j.value>(a, c);
       unroll<rows>(SAMOVAR_BODY(auto r) {
-        lo[r].template add<j.value>(a, x.codes(r, b) + 4 * j);
-        hi[r].template add<j.value>(c, x.codes(r, b) + 16 + 4 * j);
+        lo[r].template add<j.value, j.value>(a, x.codes(r, b));
+        hi[r].template add<j.value, j.value>(c, x.codes(r, b) + 16);
       });
     });
     const F d = w.scale(), s_lo = w.half_scale(0), s_hi = w.half_scale(1);
@@ -128,8 +128,8 @@ SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, 
       I lo, hi;
       w.template codes<j.value>(lo, hi);
       unroll<rows>(SAMOVAR_BODY(auto r) {
-        sum[r].template add<2 * j.value>(lo, x.codes(r, b) + 4 * j);
-        sum[r].template add<2 * j.value + 1>(hi, x.codes(r, b) + 16 + 4 * j);
+        sum[r].template add<2 * j.value, j.value>(lo, x.codes(r, b));
+        sum[r].template add<2 * j.value + 1, j.value>(hi, x.codes(r, b) + 16);
       });
     });
     const F d = w.scale();
