@@ -13,7 +13,8 @@ namespace samovar {
 namespace {
 
 constexpr int kWeightBlock = 512; // a draw skips whole blocks by their sums
-constexpr int kMaxBlock = 32;     // the largest values of blocks bound the k-th largest logit
+constexpr int kSortedKeys = 64;
+constexpr int kMaxBlock = 32; // the largest values of blocks bound the k-th largest logit
 
 // Larger for a larger value; among equal values for the lower id.  All keys of a row differ.
 uint64_t rank_key(float value, int32_t id) {
@@ -189,10 +190,13 @@ double Sampler::weigh_all(const float* logits, float largest, float inverse_temp
 
 // Fills candidates_ with the weights that reach the threshold.
 void Sampler::take_from(float threshold) {
-  candidates_.clear();
-  for (int i = 0; i < vocab_; ++i)
-    if (weights_[i] >= threshold)
-      candidates_.push_back({weights_[i], i});
+  candidates_.resize(static_cast<size_t>(vocab_));
+  size_t count = 0;
+  for (int i = 0; i < vocab_; ++i) { // without a branch that would often be mispredicted
+    candidates_[count] = {weights_[i], i};
+    count += weights_[i] >= threshold;
+  }
+  candidates_.resize(count);
 }
 
 int Sampler::draw_from_all(double total, double u) const {
@@ -220,29 +224,39 @@ int Sampler::draw_from_all(double total, double u) const {
 }
 
 // Keeps the smallest set of candidates, in order of rank, whose weights reach top_p of the total.
+// Sums are whole numbers of 2^-40, so that their order does not matter: the border is found by
+// halving, without sorting.
 void Sampler::keep_top_p(double top_p, double total) {
+  const auto units = [](uint64_t key) { // of the weight in a key; weights are not negative
+    const auto bits = static_cast<uint32_t>(key >> 32) & 0x7fffffff;
+    return static_cast<int64_t>(std::bit_cast<float>(bits) * 0x1p40f);
+  };
+  const int64_t wanted = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(top_p * total * 0x1p40)));
   keys_.clear();
   for (const Candidate& c : candidates_)
     keys_.push_back(rank_key(c.weight, c.id));
-  const double wanted = top_p * total;
-  double reached = 0;
-  uint64_t last = 0;
-  // Sorts the next few only: four times as many each time that they do not suffice.
-  auto begin = keys_.begin();
-  for (int64_t count = 64; begin != keys_.end() && last == 0; count *= 4) {
-    const auto end = keys_.end() - begin > count ? begin + count : keys_.end();
-    if (end != keys_.end())
-      std::nth_element(begin, end, keys_.end(), std::greater<>());
-    std::sort(begin, end, std::greater<>());
-    for (; begin != end; ++begin) {
-      const auto ordered = static_cast<uint32_t>(*begin >> 32);
-      reached += std::bit_cast<float>(ordered & 0x7fffffff); // weights are not negative
-      if (reached >= wanted) {
-        last = *begin;
-        break;
-      }
+  // Keys before `begin` are part of the set and sum up to `reached`; those from `end` on are not.
+  int64_t reached = 0;
+  auto begin = keys_.begin(), end = keys_.end();
+  while (end - begin > kSortedKeys) {
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end, std::greater<>());
+    int64_t half = 0;
+    for (auto key = begin; key != middle; ++key)
+      half += units(*key);
+    if (reached + half >= wanted) {
+      end = middle;
+    } else {
+      reached += half;
+      begin = middle;
     }
   }
+  std::sort(begin, end, std::greater<>());
+  while (begin != end && (reached += units(*begin)) < wanted)
+    ++begin;
+  if (begin == keys_.end())
+    return; // rounding left the total out of reach
+  const uint64_t last = begin == end ? *(end - 1) : *begin;
   std::erase_if(candidates_, [&](const Candidate& c) { return rank_key(c.weight, c.id) < last; });
 }
 
