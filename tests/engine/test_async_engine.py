@@ -105,7 +105,7 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_ends_open_streams_and_refuses_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load(MODEL_PATHS[0])
-    first, second = requests(engine)[:2]
+    first, second = requests(engine, max_tokens=0)[:2]
 
     def fault() -> None:
         raise RuntimeError("a fault of ours")
