@@ -19,6 +19,9 @@ from samovar.server.run import bind
 from .conftest import PATIENCE_S, TINY
 
 
+LONG_PROMPTS = [[i] for i in range(3, 35)]  # most go on until the context is full
+
+
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str], str]]:
     """`samovar serve` with the tiny model: the process, its start-up lines, its URL."""
@@ -62,7 +65,7 @@ def test_start_up_lines_and_a_clean_end() -> None:
 def test_running_replies_finish_and_a_cut_one_is_told() -> None:
     options = ("-t", "1", "--drain-timeout", "0", "--log-format", "json")
     with serving(*options) as (process, _, url):
-        body = {"prompt": [[i] for i in range(1, 9)], "stream": True, "temperature": 1}
+        body = {"prompt": LONG_PROMPTS, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
             lines = reply.iter_lines()
             next(line for line in lines if line.startswith("data: "))
@@ -76,7 +79,7 @@ def test_running_replies_finish_and_a_cut_one_is_told() -> None:
 
 def test_a_second_signal_ends_at_once() -> None:
     with serving("-t", "1") as (process, _, url):
-        body = {"prompt": [[i] for i in range(1, 9)], "stream": True, "temperature": 1}
+        body = {"prompt": LONG_PROMPTS, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
             lines = reply.iter_lines()
             next(line for line in lines if line.startswith("data: "))

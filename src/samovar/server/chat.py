@@ -16,7 +16,7 @@ from samovar.server.schema import parse_chat
 
 async def chat_completions(exchange: Exchange) -> None:
     """Renders the messages with the model's template and continues them."""
-    fields, exchange.record.ignored_fields = parse_chat(await exchange.body())
+    fields, exchange.record.ignored_fields = await exchange.parse(parse_chat)
     model = await exchange.host.model(fields.model)
     template = model.engine.engine.template
     if template is None:

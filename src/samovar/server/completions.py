@@ -16,7 +16,7 @@ from samovar.text.tokenizer import Tokenizer
 
 async def completions(exchange: Exchange) -> None:
     """Continues each prompt; several run concurrently, and choice i is prompt i's."""
-    fields, exchange.record.ignored_fields = parse_text(await exchange.body())
+    fields, exchange.record.ignored_fields = await exchange.parse(parse_text)
     model = await exchange.host.model(fields.model)
     prompts = await asyncio.to_thread(encode_prompts, fields.prompt, model.engine.engine.tokenizer)
     await complete(exchange, fields, model, prompts, param="prompt", shape=TEXT)

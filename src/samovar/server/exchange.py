@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -12,6 +15,10 @@ from samovar.config import Settings
 from samovar.server.host import ModelHost
 from samovar.server.limits import read_body
 from samovar.server.record import RequestRecord
+
+LARGE_BODY_BYTES = 2**16  # parsing more than this would hold up the streams of others
+
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +37,12 @@ class Exchange:
     settings: Settings
     tail: str = ""
 
-    async def body(self) -> bytes:
-        """The body, at most as long as allowed."""
-        return await read_body(self.headers, self.receive)
+    async def parse(self, parser: Callable[[bytes], Parsed]) -> Parsed:
+        """The body, read and parsed.  Raises RequestError, HttpError, ClientGone."""
+        body = await read_body(self.headers, self.receive)
+        if len(body) <= LARGE_BODY_BYTES:
+            return parser(body)
+        return await asyncio.to_thread(parser, body)
 
     async def reply(self, response: Response) -> None:
         """Sends a whole reply."""

@@ -33,9 +33,6 @@ from samovar.server.record import RequestRecord
 from samovar.server.schema import GenerationFields
 from samovar.server.sse import EventStream
 
-MAX_IGNORED_NAMES = 20  # of those that a header carries; the log line has all of them
-MAX_IGNORED_NAME_CHARS = 64
-
 Result = TypeVar("Result")
 Chunk = dict[str, Any]
 Pieces = AsyncGenerator[tuple[int, Delta], None]
@@ -228,7 +225,4 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """The header that names the fields which had no effect; names come from the client."""
     if not names:
         return {}
-    shown = [quote(name[:MAX_IGNORED_NAME_CHARS], safe="[]") for name in names[:MAX_IGNORED_NAMES]]
-    if len(names) > len(shown):
-        shown.append(f"and {len(names) - len(shown)} more")
-    return {"x-ignored-fields": ", ".join(shown)}
+    return {"x-ignored-fields": ", ".join(quote(name, safe="[] ") for name in names)}

@@ -8,7 +8,7 @@ null means "left out", as it does for the official clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -27,6 +27,8 @@ from samovar.errors import MissingField, RequestError, UnsupportedField
 from samovar.server.unbuilt import CHAT_UNBUILT, NO_EFFECT, TEXT_UNBUILT, Unbuilt, refuse_unbuilt
 
 MAX_PROMPTS = 2048
+MAX_IGNORED_NAMES = 20  # of the fields that a header and a log line can name
+MAX_IGNORED_NAME_CHARS = 64
 MAX_TOKENS = 2**31 - 1
 # What a chat template gets from the request itself.
 TEMPLATE_NAMES = frozenset({"add_generation_prompt", "documents", "messages", "self", "tools"})
@@ -274,6 +276,7 @@ def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
     for name in fields.chat_template_kwargs.keys() & TEMPLATE_NAMES:
         param = f"chat_template_kwargs.{name}"
         raise RequestError(f"'{param}' cannot be set here.", param=param)
+    of_messages = []
     for i, message in enumerate(fields.messages):
         for name, value in (message.model_extra or {}).items():
             if not value or name in Message.SILENT:
@@ -281,13 +284,14 @@ def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
             if name in ("tool_calls", "function_call", "audio"):
                 param = f"messages[{i}].{name}"
                 raise UnsupportedField(f"'{param}' is not supported yet.", param=param)
-            ignored = (*ignored, f"messages[{i}].{name}")
-    return fields, ignored
+            of_messages.append(f"messages[{i}].{name}")
+    return fields, _shown((*ignored, *of_messages))
 
 
 def parse_text(body: bytes) -> tuple[TextFields, tuple[str, ...]]:
     """The request and the names of the fields that were ignored.  Raises RequestError."""
-    return _parse(body, TextFields)
+    fields, ignored = _parse(body, TextFields)
+    return fields, _shown(ignored)
 
 
 def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
@@ -312,11 +316,15 @@ def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
         if value is not None and value is not False:
             param = f"stream_options.{name}"
             raise UnsupportedField(f"'{param}' is not supported.", param=param)
-    return fields, tuple(name for name in given if name not in _known(kind))
+    known = kind.model_fields.keys() | kind.UNBUILT.keys() | NO_EFFECT | {"repetition_penalty"}
+    return fields, tuple(name for name in given if name not in known)
 
 
-def _known(kind: type[GenerationFields]) -> frozenset[str]:
-    return frozenset(kind.model_fields) | kind.UNBUILT.keys() | NO_EFFECT | {"repetition_penalty"}
+def _shown(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, cut to what headers and log lines can carry."""
+    shown = tuple(name[:MAX_IGNORED_NAME_CHARS] for name in names[:MAX_IGNORED_NAMES])
+    more = len(names) - len(shown)
+    return (*shown, f"and {more} more") if more else shown
 
 
 def _request_error(error: ErrorDetails) -> RequestError:
@@ -343,22 +351,35 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _refuse_nul(value: object) -> None:
-    for path, text in _strings(value):
-        if "\0" in text:
-            name = _path(path)
-            raise RequestError(f"'{name}' holds a NUL character.", param=name)
+    """Raises RequestError naming the first string, or name of a field, with a NUL in it.
+
+    Iterators on a stack instead of recursion or paths: an item costs nothing for its depth.
+    """
+    path: list[int | str] = []
+    levels = [_children(value)]
+    while levels:
+        for key, child in levels[-1]:
+            if isinstance(key, str) and "\0" in key:
+                raise _nul((*path, key.replace("\0", "\\u0000")))
+            if isinstance(child, str):
+                if "\0" in child:
+                    raise _nul((*path, key))
+            elif isinstance(child, (dict, list)):
+                path.append(key)
+                levels.append(_children(child))
+                break
+        else:
+            levels.pop()
+            if path:
+                path.pop()
 
 
-def _strings(value: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Every string in a JSON value with its path, names of fields included."""
-    if isinstance(value, str):
-        yield (), value
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            for path, text in _strings(item):
-                yield (i, *path), text
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield (name.replace("\0", "\\u0000"),), name
-            for path, text in _strings(item):
-                yield (name, *path), text
+def _children(value: object) -> Iterator[tuple[int | str, object]]:
+    if isinstance(value, dict):
+        return iter(value.items())
+    return enumerate(value) if isinstance(value, list) else iter(())
+
+
+def _nul(path: tuple[int | str, ...]) -> RequestError:
+    param = _path(path)
+    return RequestError(f"'{param}' holds a NUL character.", param=param)
