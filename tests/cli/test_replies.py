@@ -213,8 +213,11 @@ def test_bench_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert result["decode_tokens_per_s"] > 0
     assert all(speed > 0 for speed in result["prefill_tokens_per_s"].values())
     for profile in result["profile"].values():
-        assert 0 <= profile["outside_s"] <= profile["wall_s"]
-        assert {"kind", "origin", "calls", "ns"} <= set(profile["operations"][0])
+        operations = profile["operations"]
+        assert all(row["seconds"] >= 0 and row["calls"] > 0 for row in operations)
+        parts = sum(profile[part] for part in ("sample_s", "handover_s", "python_s"))
+        assert sum(row["seconds"] for row in operations) + parts == pytest.approx(profile["wall_s"])
+        assert {row["kind"] for row in operations} >= {"linear", "attention"}
 
 
 def test_bench_for_people(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from samovar.cli.options import takes_settings
 from samovar.cli.progress import download_progress
+from samovar.cli.reply import find_model
 from samovar.config import Settings, load_settings
 from samovar.log import escape
 
@@ -55,12 +56,10 @@ def info(settings: Settings) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from samovar import hub
     from samovar.checkpoint import open_checkpoint
     from samovar.checkpoint.gguf import GGUFFile
 
-    with download_progress() as progress:
-        model = hub.resolve(settings.model, offline=settings.offline, progress=progress)
+    model = find_model(settings)
     file = GGUFFile(model.path)
     checkpoint = open_checkpoint(model.path)
     config = checkpoint.config

@@ -15,6 +15,7 @@ from samovar.errors import SettingError
 
 if TYPE_CHECKING:
     from samovar.engine.engine import Engine
+    from samovar.hub import LocalModel
 
 # Text of a model must not command the terminal: all control characters but tab and newline.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
@@ -30,13 +31,19 @@ class Reply:
 
 def load_engine(settings: Settings) -> Engine:
     """The engine for the model of `settings`, which is downloaded when it is not there."""
-    from samovar import hub
-    from samovar.cli.progress import download_progress
     from samovar.engine.engine import Engine
 
-    with download_progress() as progress:
-        model = hub.resolve(settings.model, offline=settings.offline, progress=progress)
+    model = find_model(settings)
     return Engine.load(model.path, settings.engine_options(), sha256=model.sha256)
+
+
+def find_model(settings: Settings) -> LocalModel:
+    """The files of the model of `settings`, downloaded when they are not there."""
+    from samovar import hub
+    from samovar.cli.progress import download_progress
+
+    with download_progress() as progress:
+        return hub.resolve(settings.model, offline=settings.offline, progress=progress)
 
 
 def read_prompt(prompt: str) -> str:

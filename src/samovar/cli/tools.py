@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from samovar import __version__
 from samovar.cli.options import takes_settings
-from samovar.cli.reply import load_engine
+from samovar.cli.reply import find_model, load_engine
 from samovar.config import Settings
 from samovar.errors import SettingError
 
@@ -31,7 +32,7 @@ DECODE_PROMPT_TOKENS = 32
 def bench(
     settings: Settings,
     repetitions: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="The median of that many is shown.")
+        int, typer.Option(metavar="N", min=1, max=1000, help="How many; the median is shown.")
     ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     profile: Annotated[
@@ -40,7 +41,11 @@ def bench(
     ] = False,
 ) -> int:
     """Measure tokens per second of reading prompts (prefill) and of writing replies (decode)."""
-    engine = load_engine(settings)
+    runner = None
+    if profile:
+        engine, runner = _timed_engine(settings)
+    else:
+        engine = load_engine(settings)
     sizes = [size for size in PREFILL_TOKENS if size < engine.info.num_ctx]
     decode_tokens = min(DECODE_TOKENS, engine.info.num_ctx - DECODE_PROMPT_TOKENS - 1)
     if not sizes or decode_tokens < 1:
@@ -66,10 +71,10 @@ def bench(
             median(rounds.decode(decode_tokens) for _ in range(repetitions)), 2
         ),
     }
-    if profile:
+    if runner is not None:
         result["profile"] = {
-            f"prefill {sizes[-1]}": _profiled(engine, lambda: rounds.prefill(sizes[-1])),
-            "decode": _profiled(engine, lambda: rounds.decode(decode_tokens)),
+            f"prefill {sizes[-1]}": _profiled(runner, lambda: rounds.prefill(sizes[-1])),
+            "decode": _profiled(runner, lambda: rounds.decode(decode_tokens)),
         }
     if as_json:
         print(json.dumps(result, indent=2))
@@ -116,22 +121,65 @@ class _Rounds:
         return times
 
 
-def _profiled(engine: Engine, measure: Callable[[], float]) -> dict[str, Any]:
-    """Where the time of one measurement goes: rows of (kind, origin), and what is left over.
+class _TimedRunner:
+    """A runner that knows how long its calls took; what a step takes beyond them is Python's."""
 
-    `outside_s` is everything but the native operations: Python, sampling, handing work to threads.
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.profile = runner.profile
+        self.run_s = 0.0
+        self.sample_s = 0.0
+
+    def run(self, **arrays: Any) -> Any:
+        started = time.perf_counter()
+        result = self._runner.run(**arrays)
+        self.run_s += time.perf_counter() - started
+        return result
+
+    def sample(self, **arrays: Any) -> Any:
+        started = time.perf_counter()
+        result = self._runner.sample(**arrays)
+        self.sample_s += time.perf_counter() - started
+        return result
+
+
+def _timed_engine(settings: Settings) -> tuple[Engine, _TimedRunner]:
+    from samovar.engine.engine import Engine
+    from samovar.engine.load import load_model
+
+    found = find_model(settings)
+    options = settings.engine_options()
+    model = load_model(found.path, options, sha256=found.sha256)
+    runner = _TimedRunner(model.runner)
+    return Engine(dataclasses.replace(model, runner=cast(Any, runner)), options), runner
+
+
+def _profiled(runner: _TimedRunner, measure: Callable[[], float]) -> dict[str, Any]:
+    """Where the time of one measurement goes.
+
+    operations: by kind and line of the model.  handover_s: in the runner, but in no operation.
+    python_s: neither in the runner nor in the sampler.
     """
-    engine.profile(False)
-    engine.profile(True)
+    runner.profile(True)
+    runner.run_s = runner.sample_s = 0.0
     started = time.perf_counter()
     measure()
     wall_s = time.perf_counter() - started
-    rows = engine.profile(False)
-    native_s = sum(row["ns"] for row in rows) / 1e9
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row in runner.profile(False):
+        sums = rows.setdefault((row["kind"], row["origin"]), [0, 0])
+        sums[0] += row["calls"]
+        sums[1] += row["ns"]
+    operations = [
+        {"kind": kind, "origin": origin, "calls": calls, "seconds": ns / 1e9}
+        for (kind, origin), (calls, ns) in sorted(rows.items(), key=lambda item: -item[1][1])
+    ]
     return {
-        "wall_s": round(wall_s, 6),
-        "outside_s": round(wall_s - native_s, 6),
-        "operations": sorted(rows, key=lambda row: -row["ns"]),
+        "wall_s": wall_s,
+        "operations": operations,
+        "sample_s": runner.sample_s,
+        "handover_s": runner.run_s - sum(operation["seconds"] for operation in operations),
+        "python_s": wall_s - runner.run_s - runner.sample_s,
     }
 
 
@@ -175,7 +223,9 @@ def _print_profile(console: Console, title: str, profile: dict[str, Any]) -> Non
         table.add_row(kind, origin, calls, f"{seconds * 1000:.2f}", f"{seconds / wall_s:.1%}")
 
     for row in profile["operations"]:
-        add(row["kind"], row["origin"], str(row["calls"]), row["ns"] / 1e9)
-    add("outside of operations", "Python, sampling", "", profile["outside_s"])
+        add(row["kind"], row["origin"], str(row["calls"]), row["seconds"])
+    add("sampling", "", "", profile["sample_s"])
+    add("between operations", "", "", profile["handover_s"])
+    add("Python", "", "", profile["python_s"])
     console.print()
     console.print(table, markup=False)
