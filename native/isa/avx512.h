@@ -80,7 +80,7 @@ template <int bits> struct Dot {
 };
 
 constexpr TileShape kQ8Tiles{
-    .few_rows = 6, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 1, .parts = 1};
+    .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 1, .parts = 1};
 constexpr TileShape kFloatTiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};
 constexpr TileShape kBf16Tiles{

@@ -4,20 +4,6 @@
 // memory at its speed by walking several panels at once, each a stream of its own; many rows keep one or
 // two panels in L1 and go over them in blocks of rows.
 
-// Stores kLanes columns of one row from `column` on: + bias, then + add.
-SAMOVAR_INLINE void finish_columns(const MatmulArgs& a, int row, int column, int count, F acc) {
-  if (a.bias) acc = add(acc, load_some(a.bias + column, count));
-  if (a.add) acc = add(acc, load_some(a.add + row * a.add_stride + column, count));
-  store_some(a.out + row * a.out_stride + column, acc, count);
-}
-[[gnu::noinline]] inline void finish_last(const MatmulArgs& a, int row, int column, F acc) {
-  if (column < a.n) finish_columns(a, row, column, a.n - column, acc);
-}
-SAMOVAR_INLINE void finish(const MatmulArgs& a, int row, int column, F acc) {
-  if (column + kLanes <= a.n) finish_columns(a, row, column, kLanes, acc);
-  else finish_last(a, row, column, acc);
-}
-
 template <int tile_panels, int tile_parts, int tile_rows> struct Tile {
   static constexpr int rows = tile_rows;
   static constexpr int panels = tile_panels;
@@ -33,6 +19,28 @@ template <int tile_panels, int tile_parts, int tile_rows> struct Tile {
     return (panel + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
   }
 };
+
+// The end of a tile, out of line: out = acc + bias + add for its columns that exist.
+template <class T> [[gnu::noinline]] void finish(const MatmulArgs& a, const T& tile, const float* acc) {
+  for (int u = 0; u < T::units; ++u) {
+    const int column = tile.column(u), count = a.n - column < kLanes ? a.n - column : kLanes;
+    if (count <= 0) continue;
+    for (int r = 0; r < T::rows; ++r) {
+      const int64_t row = tile.row + r;
+      F sum = load(acc + (u * T::rows + r) * kLanes);
+      if (a.bias) sum = add(sum, load_some(a.bias + column, count));
+      if (a.add) sum = add(sum, load_some(a.add + row * a.add_stride + column, count));
+      store_some(a.out + row * a.out_stride + column, sum, count);
+    }
+  }
+}
+template <class T> SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T::units][T::rows]) {
+  alignas(64) float sums[T::units * T::rows * kLanes];
+  unroll<T::units>(SAMOVAR_BODY(auto u) {
+    unroll<T::rows>(SAMOVAR_BODY(auto r) { store(sums + (u * T::rows + r) * kLanes, acc[u][r]); });
+  });
+  finish(a, tile, sums);
+}
 
 // body(Index<left>) for 0 < left <= most.
 template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body body) {

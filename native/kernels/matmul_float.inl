@@ -30,9 +30,7 @@ template <Form form, class T> inline void float_tile(const MatmulArgs& a, const 
       });
     }
   }
-  unroll<units>(SAMOVAR_BODY(auto u) {
-    unroll<rows>(SAMOVAR_BODY(auto r) { finish(a, tile.row + r, tile.column(u), acc[u][r]); });
-  });
+  finish(a, tile, acc);
 }
 
 // In the order of AMX's TDPBF16PS: even and odd k apart for 32 k, then added together, then to the result.
@@ -70,9 +68,7 @@ template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
       unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = add(acc[u][r], add(even[u][r], odd[u][r])); });
     });
   }
-  unroll<units>(SAMOVAR_BODY(auto u) {
-    unroll<rows>(SAMOVAR_BODY(auto r) { finish(a, tile.row + r, tile.column(u), acc[u][r]); });
-  });
+  finish(a, tile, acc);
 }
 
 template <Form form> void matmul_float(const MatmulArgs& a) {

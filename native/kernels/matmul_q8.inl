@@ -171,9 +171,7 @@ template <Form form, class T> inline void q8_tile(const MatmulArgs& a, const T& 
       for (int i = 0; i < per_chunk && b < num_blocks; ++i) step(i);
     }
   }
-  unroll<units>(SAMOVAR_BODY(auto u) {
-    unroll<rows>(SAMOVAR_BODY(auto r) { finish(a, tile.row + r, tile.column(u), acc[u][r]); });
-  });
+  finish(a, tile, acc);
 }
 
 template <Form form> void matmul_q8(const MatmulArgs& a) {

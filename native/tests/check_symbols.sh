@@ -1,0 +1,34 @@
+#!/bin/sh
+# Proves that no code compiled for an instruction set can be linked in for everyone: each ISA file, compiled
+# without optimization so that nothing is inlined away, may define no weak symbol and no symbol of others.
+# check_symbols.sh <build directory>: flags come from its compile_commands.json.
+set -eu
+build=$(cd "$1" && pwd)
+python3 - "$build/compile_commands.json" <<'PYTHON'
+import json, pathlib, shlex, subprocess, sys, tempfile
+
+failed = False
+for entry in json.loads(pathlib.Path(sys.argv[1]).read_text()):
+    source = pathlib.Path(entry["file"])
+    if source.parent.name != "isa":
+        continue
+    arguments = shlex.split(entry["command"])
+    with tempfile.TemporaryDirectory() as directory:
+        output = pathlib.Path(directory) / "isa.o"
+        arguments[arguments.index("-o") + 1] = str(output)
+        subprocess.run([*arguments, "-O0"], cwd=entry["directory"], check=True)
+        symbols = subprocess.run(
+            ["nm", "-C", str(output)], check=True, capture_output=True, text=True
+        ).stdout.splitlines()
+    own = f"samovar::{source.stem}::"
+    for line in symbols:
+        kind, name = line[17], line[19:]
+        # t, b, d, r: local.  U: needed from elsewhere, which must be C's memory functions.
+        if kind in "tbdr" or (kind in "DRB" and name.startswith(own)):
+            continue
+        if kind == "U" and name in {"memcpy", "memset", "_GLOBAL_OFFSET_TABLE_", "sqrtf"}:
+            continue
+        print(f"{source.name}: {line}")
+        failed = True
+sys.exit(failed)
+PYTHON
