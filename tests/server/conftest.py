@@ -143,14 +143,23 @@ class _LogQueue(logging.Handler):
             self.lines.put(line)
 
 
+FindLine = Callable[[Callable[[RequestLog], bool]], RequestLog]
+
+
 @pytest.fixture
-def request_log() -> Iterator[Callable[[], RequestLog]]:
-    """Waits for the log line of the next request that ends, and returns it."""
+def request_log() -> Iterator[FindLine]:
+    """Waits for a log line that a function picks; lines of earlier requests may still come."""
     handler = _LogQueue()
     logger = logging.getLogger("samovar")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    yield lambda: handler.lines.get(timeout=PATIENCE_S)
+
+    def find(wanted: Callable[[RequestLog], bool]) -> RequestLog:
+        while not wanted(line := handler.lines.get(timeout=PATIENCE_S)):
+            pass
+        return line
+
+    yield find
     logger.setLevel(level)
     logger.removeHandler(handler)

@@ -18,7 +18,6 @@ from samovar.server.run import bind
 
 from .conftest import PATIENCE_S, TINY
 
-
 LONG_PROMPTS = [[i] for i in range(3, 35)]  # most go on until the context is full
 
 
@@ -62,7 +61,21 @@ def test_start_up_lines_and_a_clean_end() -> None:
         assert "Traceback" not in log
 
 
-def test_running_replies_finish_and_a_cut_one_is_told() -> None:
+def test_a_running_reply_finishes() -> None:
+    with serving("-t", "1") as (process, _, url):
+        body = {"prompt": [3], "max_tokens": 500, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+            lines = reply.iter_lines()
+            next(line for line in lines if line.startswith("data: "))
+            process.send_signal(signal.SIGTERM)
+            rest = "\n".join(lines)
+        assert rest.endswith("data: [DONE]\n")
+        assert '"finish_reason":"length"' in rest
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+
+
+def test_a_reply_that_is_cut_off_says_so() -> None:
     options = ("-t", "1", "--drain-timeout", "0", "--log-format", "json")
     with serving(*options) as (process, _, url):
         body = {"prompt": LONG_PROMPTS, "stream": True}

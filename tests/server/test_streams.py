@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.types import Message
 from samovar.log import RequestLog
 from samovar.server import sse
 
-from .conftest import PATIENCE_S, Api, Running
+from .conftest import PATIENCE_S, Api, FindLine, Running
 
 HOST = b"Host: localhost\r\n"
 
@@ -118,33 +117,32 @@ def raw_request(path: str, body: dict[str, Any]) -> bytes:
 LONG = {"prompt": [[i] for i in range(3, 35)], "temperature": 0}
 
 
-def test_a_client_that_goes_away_from_a_stream(
-    server: Running, request_log: Callable[[], RequestLog]
-) -> None:
+def test_a_client_that_goes_away_from_a_stream(server: Running, request_log: FindLine) -> None:
     with server.connect() as sock:
         sock.sendall(raw_request("/v1/completions", {**LONG, "stream": True}))
         with sock.makefile("rb") as reply:
             while not reply.readline().startswith(b"data: "):
                 pass
-    assert_gone(server, request_log())
+    assert_gone(server, request_log(is_gone))
 
 
-def test_a_client_that_goes_away_from_a_whole_reply(
-    server: Running, request_log: Callable[[], RequestLog]
-) -> None:
+def test_a_client_that_goes_away_from_a_whole_reply(server: Running, request_log: FindLine) -> None:
     with server.connect() as sock:
         sock.sendall(raw_request("/v1/completions", LONG))
-    assert_gone(server, request_log())
+    assert_gone(server, request_log(is_gone))
 
 
-def test_a_client_that_gives_up(server: Running, request_log: Callable[[], RequestLog]) -> None:
+def test_a_client_that_gives_up(server: Running, request_log: FindLine) -> None:
     with suppress(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.05)
-    assert_gone(server, request_log())
+    assert_gone(server, request_log(is_gone))
+
+
+def is_gone(line: RequestLog) -> bool:
+    return line.status == 499
 
 
 def assert_gone(server: Running, line: RequestLog) -> None:
-    assert line.status == 499
     assert (line.reply_tokens or 0) < 20 * 2000
     served = server.host.served
     assert served is not None
@@ -158,10 +156,10 @@ def assert_gone(server: Running, line: RequestLog) -> None:
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
 
-def test_the_log_line(server: Running, request_log: Callable[[], RequestLog]) -> None:
+def test_the_log_line(server: Running, request_log: FindLine) -> None:
     body = {"prompt": "Hello", "max_tokens": 3, "seed": 9, "colour": 1, "temperature": 1.0}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
-    line = request_log()
+    line = request_log(lambda line: line.seed == 9)
     assert line.client.startswith("127.0.0.1:")
     assert (line.method, line.path, line.status) == ("POST", "/v1/completions", 200)
     assert line.prompt_tokens == reply["usage"]["prompt_tokens"]

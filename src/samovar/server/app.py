@@ -29,7 +29,9 @@ async def index(exchange: Exchange) -> None:
     body = {
         "name": "samovar",
         "version": __version__,
-        "endpoints": sorted(f"/v1{path}" for path in ROUTES if path not in OUTSIDE_V1),
+        "endpoints": sorted(
+            f"/v1{path}{'{id}' * path.endswith('/')}" for path in ROUTES if path not in OUTSIDE_V1
+        ),
         "health": "/health",
     }
     await exchange.reply(JsonResponse(body))

@@ -42,6 +42,11 @@ class ClientGone(Exception):
     """The client closed its connection; nobody is left to answer."""
 
 
+def shutting_down() -> Unavailable:
+    """What everybody is told who asks, or still waits, once the server is to end."""
+    return Unavailable("The server is shutting down.", code="shutting_down")
+
+
 def public_error(error: Exception) -> SamovarError:
     """What a client is told of `error`; a fault of ours keeps its details for the log."""
     if isinstance(error, SamovarError):

@@ -19,13 +19,13 @@ from urllib.parse import quote
 from starlette.types import Receive
 
 from samovar.engine.request import Delta, Request, Usage
-from samovar.errors import Unavailable
 from samovar.server.errors import (
     ClientGone,
     GenerationFailed,
     JsonResponse,
     error_body,
     public_error,
+    shutting_down,
 )
 from samovar.server.exchange import Exchange
 from samovar.server.host import ServedModel
@@ -142,7 +142,7 @@ async def attended(work: Coroutine[Any, Any, Result], exchange: Exchange) -> Res
             return task.result()
         if gone.done():
             raise ClientGone
-        raise Unavailable("The server is shutting down.", code="shutting_down")
+        raise shutting_down()
     finally:
         for each in everything:
             each.cancel()

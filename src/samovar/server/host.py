@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from samovar.config import Settings
 from samovar.errors import ModelNotFound, Unavailable
-from samovar.server.errors import public_error
+from samovar.server.errors import public_error, shutting_down
 
 if TYPE_CHECKING:
     from samovar.engine.async_engine import AsyncEngine
@@ -102,7 +102,7 @@ class ModelHost:
         Raises ModelNotFound, or Unavailable while loading, draining or without an engine.
         """
         if self.draining:
-            raise Unavailable("The server is shutting down.", code="shutting_down")
+            raise shutting_down()
         try:
             served = await asyncio.wait_for(self.load(), LOAD_WAIT_S)
         except TimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -13,7 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from samovar.engine.request import Delta, Usage
 from samovar.errors import SamovarError
 from samovar.log import RequestLog, log_request
-from samovar.server.errors import ClientGone, GenerationFailed, error_response, public_error
+from samovar.server.errors import (
+    ClientGone,
+    GenerationFailed,
+    error_response,
+    public_error,
+    shutting_down,
+)
 from samovar.server.limits import sane_request_id
 
 CLIENT_GONE = 499
@@ -94,7 +101,7 @@ class Recorded:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request.  Nothing but cancellation leaves this method."""
+        """Serves one request.  Nothing that the app raises leaves this method."""
         headers = Headers(scope=scope)
         record = RequestRecord(
             client=_client(scope),
@@ -115,6 +122,10 @@ class Recorded:
 
         try:
             await self._app(scope, receive, send_recorded)
+        except asyncio.CancelledError:
+            # The server ends and had no other way to tell us, as while the model was loading.
+            if not started:
+                await error_response(shutting_down())(scope, receive, send_recorded)
         except ClientGone:
             if record.status < 400:  # a refusal below us has said better what happened
                 record.status = CLIENT_GONE

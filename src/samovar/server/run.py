@@ -49,9 +49,6 @@ def serve(settings: Settings, *, download_progress: DownloadProgress = nullconte
     finally:
         for each in sockets:
             each.close()
-    if host.state == "loading":
-        # A download cannot be interrupted, and nobody waits for it any more.
-        _end_now(0)
     return 0
 
 
@@ -140,6 +137,8 @@ class Server(uvicorn.Server):
             await asyncio.wait(tasks, timeout=self._settings.drain_timeout)
         await self._host.close()
         await super().shutdown(sockets)
+        if self._host.state == "loading":
+            _end_now(0)  # the thread that loads cannot be interrupted, and nobody waits for it
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
