@@ -33,7 +33,9 @@ struct Q8Block {
 };
 
 // A Q8 row: int8 q[round_up(k, 64)], then Q8Block[round_up(k, 64) / 32].  Padding is all zero.
-SAMOVAR_INLINE constexpr int64_t q8_blocks_offset(int64_t k) { return round_up(k, 64); }
+SAMOVAR_INLINE constexpr int64_t q8_blocks_offset(int64_t k) {
+  return round_up(k, 64);
+}
 SAMOVAR_INLINE constexpr int64_t row_bytes(RowType type, int64_t k) {
   return type == RowType::F32    ? round_up(k * 4, 64)
          : type == RowType::BF16 ? round_up(k, 64) * 2
@@ -107,6 +109,8 @@ enum class KvType : int { F32, BF16, Q8 };
 SAMOVAR_INLINE constexpr int64_t kv_half_bytes(KvType type, int64_t hd) {
   return kPageTokens * (type == KvType::F32 ? hd * 4 : type == KvType::BF16 ? hd * 2 : hd + hd / 8);
 }
-SAMOVAR_INLINE constexpr int64_t kv_page_bytes(KvType type, int64_t hd) { return 2 * kv_half_bytes(type, hd); }
+SAMOVAR_INLINE constexpr int64_t kv_page_bytes(KvType type, int64_t hd) {
+  return 2 * kv_half_bytes(type, hd);
+}
 
 } // namespace samovar

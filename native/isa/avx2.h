@@ -13,34 +13,82 @@ constexpr int kLanes = 8;
 using F = __m256;
 using I = __m256i;
 
-SAMOVAR_INLINE F zero() { return _mm256_setzero_ps(); }
-SAMOVAR_INLINE F set1(float x) { return _mm256_set1_ps(x); }
-SAMOVAR_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
-SAMOVAR_INLINE void store(float* p, F a) { _mm256_storeu_ps(p, a); }
-SAMOVAR_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
-SAMOVAR_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-SAMOVAR_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-SAMOVAR_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
-SAMOVAR_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-SAMOVAR_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); } // a > b ? a : b
-SAMOVAR_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); } // a < b ? a : b
-SAMOVAR_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
-SAMOVAR_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }
+SAMOVAR_INLINE F zero() {
+  return _mm256_setzero_ps();
+}
+SAMOVAR_INLINE F set1(float x) {
+  return _mm256_set1_ps(x);
+}
+SAMOVAR_INLINE F load(const float* p) {
+  return _mm256_loadu_ps(p);
+}
+SAMOVAR_INLINE void store(float* p, F a) {
+  _mm256_storeu_ps(p, a);
+}
+SAMOVAR_INLINE F add(F a, F b) {
+  return _mm256_add_ps(a, b);
+}
+SAMOVAR_INLINE F sub(F a, F b) {
+  return _mm256_sub_ps(a, b);
+}
+SAMOVAR_INLINE F mul(F a, F b) {
+  return _mm256_mul_ps(a, b);
+}
+SAMOVAR_INLINE F div(F a, F b) {
+  return _mm256_div_ps(a, b);
+}
+SAMOVAR_INLINE F fma(F a, F b, F c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+SAMOVAR_INLINE F max(F a, F b) {
+  return _mm256_max_ps(a, b);
+} // a > b ? a : b
+SAMOVAR_INLINE F min(F a, F b) {
+  return _mm256_min_ps(a, b);
+} // a < b ? a : b
+SAMOVAR_INLINE I as_int(F a) {
+  return _mm256_castps_si256(a);
+}
+SAMOVAR_INLINE F as_float(I a) {
+  return _mm256_castsi256_ps(a);
+}
 SAMOVAR_INLINE F select_lt(F a, F b, F yes, F no) {
   return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
 
-SAMOVAR_INLINE I iset1(int32_t x) { return _mm256_set1_epi32(x); }
-SAMOVAR_INLINE I iload(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
-SAMOVAR_INLINE void istore(void* p, I a) { _mm256_storeu_si256(static_cast<I*>(p), a); }
-SAMOVAR_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
-SAMOVAR_INLINE I iand(I a, I b) { return _mm256_and_si256(a, b); }
-SAMOVAR_INLINE I ior(I a, I b) { return _mm256_or_si256(a, b); }
-template <int n> SAMOVAR_INLINE I shl(I a) { return _mm256_slli_epi32(a, n); }
-template <int n> SAMOVAR_INLINE I shr(I a) { return _mm256_srli_epi32(a, n); }
-template <int n> SAMOVAR_INLINE I sra(I a) { return _mm256_srai_epi32(a, n); }
-SAMOVAR_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
-SAMOVAR_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); } // to nearest even
+SAMOVAR_INLINE I iset1(int32_t x) {
+  return _mm256_set1_epi32(x);
+}
+SAMOVAR_INLINE I iload(const void* p) {
+  return _mm256_loadu_si256(static_cast<const I*>(p));
+}
+SAMOVAR_INLINE void istore(void* p, I a) {
+  _mm256_storeu_si256(static_cast<I*>(p), a);
+}
+SAMOVAR_INLINE I iadd(I a, I b) {
+  return _mm256_add_epi32(a, b);
+}
+SAMOVAR_INLINE I iand(I a, I b) {
+  return _mm256_and_si256(a, b);
+}
+SAMOVAR_INLINE I ior(I a, I b) {
+  return _mm256_or_si256(a, b);
+}
+template <int n> SAMOVAR_INLINE I shl(I a) {
+  return _mm256_slli_epi32(a, n);
+}
+template <int n> SAMOVAR_INLINE I shr(I a) {
+  return _mm256_srli_epi32(a, n);
+}
+template <int n> SAMOVAR_INLINE I sra(I a) {
+  return _mm256_srai_epi32(a, n);
+}
+SAMOVAR_INLINE F to_float(I a) {
+  return _mm256_cvtepi32_ps(a);
+}
+SAMOVAR_INLINE I to_int(F a) {
+  return _mm256_cvtps_epi32(a);
+} // to nearest even
 
 SAMOVAR_INLINE F load_f16(const void* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
@@ -71,12 +119,16 @@ SAMOVAR_INLINE int32_t sum_of(I a) {
   s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
-SAMOVAR_INLINE bool any_bit(I a) { return !_mm256_testz_si256(a, a); }
+SAMOVAR_INLINE bool any_bit(I a) {
+  return !_mm256_testz_si256(a, a);
+}
 
 // VPMADDUBSW adds pairs of products in 16 bits, where as many vectors of them are summed as cannot
 // overflow: a pair of codes below 2^bits is at most 2 * (2^bits - 1) * 127.
 constexpr int kByteOffset = 0;
-SAMOVAR_INLINE I byte_codes(I bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); }
+SAMOVAR_INLINE I byte_codes(I bytes) {
+  return _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+}
 template <int bits> struct Dot {
   static constexpr int kVectors = 32767 / (2 * ((1 << bits) - 1) * 127); // 8, 4, 2 for 4, 5, 6 bits
   I sum, words;

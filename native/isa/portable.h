@@ -23,7 +23,9 @@ struct I {
 
 #define SAMOVAR_LANES for (int i = 0; i < kLanes; ++i)
 
-SAMOVAR_INLINE F zero() { return F{}; }
+SAMOVAR_INLINE F zero() {
+  return F{};
+}
 SAMOVAR_INLINE F set1(float x) {
   F r;
   SAMOVAR_LANES r.v[i] = x;
@@ -34,7 +36,9 @@ SAMOVAR_INLINE F load(const float* p) {
   __builtin_memcpy(&r, p, sizeof r);
   return r;
 }
-SAMOVAR_INLINE void store(float* p, F a) { __builtin_memcpy(p, &a, sizeof a); }
+SAMOVAR_INLINE void store(float* p, F a) {
+  __builtin_memcpy(p, &a, sizeof a);
+}
 SAMOVAR_INLINE F add(F a, F b) {
   SAMOVAR_LANES a.v[i] += b.v[i];
   return a;
@@ -114,7 +118,9 @@ SAMOVAR_INLINE I iload(const void* p) {
   __builtin_memcpy(&r, p, sizeof r);
   return r;
 }
-SAMOVAR_INLINE void istore(void* p, I a) { __builtin_memcpy(p, &a, sizeof a); }
+SAMOVAR_INLINE void istore(void* p, I a) {
+  __builtin_memcpy(p, &a, sizeof a);
+}
 SAMOVAR_INLINE I iadd(I a, I b) {
   SAMOVAR_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]));
   return a;
@@ -154,7 +160,8 @@ SAMOVAR_INLINE I to_int(F a) {
 
 SAMOVAR_INLINE float widen_f16(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = h & 0x7fff;
-  if (rest >= 0x7c00) return __builtin_bit_cast(float, sign | 0x7f800000 | rest << 13);
+  if (rest >= 0x7c00)
+    return __builtin_bit_cast(float, sign | 0x7f800000 | rest << 13);
   if (rest < 0x400) { // subnormal: an integer times 2^-24
     const float x = static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f;
     return sign ? -x : x;
@@ -208,7 +215,9 @@ SAMOVAR_INLINE bool any_bit(I a) {
 // Sums of products of weight codes and the activations 4j..4j+3 of sixteen, which all lanes share.
 // `step` counts the additions to one sum.
 constexpr int kByteOffset = 128; // what remains in the codes of U8 after byte_codes
-SAMOVAR_INLINE I byte_codes(I bytes) { return bytes; }
+SAMOVAR_INLINE I byte_codes(I bytes) {
+  return bytes;
+}
 template <int bits> struct Dot {
   I sum;
   Dot() = default;
@@ -228,7 +237,8 @@ template <int bits> struct Dot {
 
 #undef SAMOVAR_LANES
 
-constexpr TileShape kQ8Tiles{.few_rows = 0, .stream_rows = 1, .stream_panels = 1, .rows = 2, .panels = 1, .parts = 1};
+constexpr TileShape kQ8Tiles{
+    .few_rows = 0, .stream_rows = 1, .stream_panels = 1, .rows = 2, .panels = 1, .parts = 1};
 constexpr TileShape kFloatTiles = kQ8Tiles;
 constexpr TileShape kBf16Tiles = kQ8Tiles;
 constexpr int kAttendRows = 2, kAttendUnits = 1;

@@ -74,9 +74,8 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
         });
     } else {
       F even[rows][units], odd[rows][units];
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        unroll<units>(SAMOVAR_BODY(auto u) { even[r][u] = odd[r][u] = zero(); });
-      });
+      unroll<rows>(
+          SAMOVAR_BODY(auto r) { unroll<units>(SAMOVAR_BODY(auto u) { even[r][u] = odd[r][u] = zero(); }); });
       for (int t = 0; t < kPageTokens; t += 2)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const I pair = iload(values + (t / 2 * hd + d + u * kLanes) * 4);
@@ -101,19 +100,23 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
 // Turns the scores of pages [page, end) into weights, zero outside `seen`; returns their sum.
 template <KvType type> SAMOVAR_INLINE float softmax(float* s, int page, int end, Span seen, float& most) {
   const int begin = page * kPageTokens, count = (end - page) * kPageTokens;
-  for (int p = begin; p < begin + count && p < seen.first; ++p) s[p] = -kInfinity;
-  for (int p = seen.last + 1 > begin ? seen.last + 1 : begin; p < begin + count; ++p) s[p] = -kInfinity;
+  for (int p = begin; p < begin + count && p < seen.first; ++p)
+    s[p] = -kInfinity;
+  for (int p = seen.last + 1 > begin ? seen.last + 1 : begin; p < begin + count; ++p)
+    s[p] = -kInfinity;
   Lanes16 lanes = lanes16(-kInfinity);
   for_lanes16(lanes, count, SAMOVAR_BODY(F & lane, int i, int) { lane = max(load(s + begin + i), lane); });
   most = max16(lanes);
   lanes = lanes16(0.0f);
   const F shift = set1(most);
-  for_lanes16(lanes, count, SAMOVAR_BODY(F & lane, int i, int) {
-    F e = exp(sub(load(s + begin + i), shift));
-    if constexpr (type != KvType::F32) e = round_to_bf16(e);
-    store(s + begin + i, e);
-    lane = add(lane, e);
-  });
+  for_lanes16(
+      lanes, count, SAMOVAR_BODY(F & lane, int i, int) {
+        F e = exp(sub(load(s + begin + i), shift));
+        if constexpr (type != KvType::F32)
+          e = round_to_bf16(e);
+        store(s + begin + i, e);
+        lane = add(lane, e);
+      });
   return sum16(lanes);
 }
 
@@ -131,8 +134,10 @@ template <KvType type> void attend(const AttendArgs& a) {
       spans[r] = {tokens, -1};
       continue;
     }
-    if (spans[r].first < seen.first) seen.first = spans[r].first;
-    if (spans[r].last > seen.last) seen.last = spans[r].last;
+    if (spans[r].first < seen.first)
+      seen.first = spans[r].first;
+    if (spans[r].last > seen.last)
+      seen.last = spans[r].last;
   }
   for (int r = 0; r < a.rows; ++r) {
     a.m[r] = -kInfinity;
@@ -143,18 +148,22 @@ template <KvType type> void attend(const AttendArgs& a) {
       store(q[r] + d, type == KvType::F32 ? x : round_to_bf16(x));
     }
   }
-  if (seen.first > seen.last) return;
+  if (seen.first > seen.last)
+    return;
   const int page = seen.first / kPageTokens, end = seen.last / kPageTokens + 1;
 
   // body(Index<rows>, row) for blocks of rows that see page p
   const auto blocks = SAMOVAR_BODY(int p, auto body) {
     const auto block = SAMOVAR_BODY(auto rows, int row) {
       bool any = false;
-      for (int r = row; r < row + rows; ++r) any |= spans[r].meets_page(p);
-      if (any) body(rows, row);
+      for (int r = row; r < row + rows; ++r)
+        any |= spans[r].meets_page(p);
+      if (any)
+        body(rows, row);
     };
     int row = 0;
-    for (; row + kAttendRows <= a.rows; row += kAttendRows) block(Index<kAttendRows>{}, row);
+    for (; row + kAttendRows <= a.rows; row += kAttendRows)
+      block(Index<kAttendRows>{}, row);
     rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row); });
   };
 
@@ -164,13 +173,16 @@ template <KvType type> void attend(const AttendArgs& a) {
       widen_keys(keys, hd, widened);
       keys = widened;
     }
-    blocks(p, SAMOVAR_BODY(auto rows, int row) {
-      page_scores<type, rows.value>(q + row, keys, hd, a.scale, scores + row, p * kPageTokens);
-    });
+    blocks(
+        p, SAMOVAR_BODY(auto rows, int row) {
+          page_scores<type, rows.value>(q + row, keys, hd, a.scale, scores + row, p * kPageTokens);
+        });
   }
   for (int r = 0; r < a.rows; ++r)
-    if (spans[r].first <= spans[r].last) a.l[r] = softmax<type>(scores[r], page, end, spans[r], a.m[r]);
-    else __builtin_memset(scores[r] + page * kPageTokens, 0, (end - page) * kPageTokens * sizeof(float));
+    if (spans[r].first <= spans[r].last)
+      a.l[r] = softmax<type>(scores[r], page, end, spans[r], a.m[r]);
+    else
+      __builtin_memset(scores[r] + page * kPageTokens, 0, (end - page) * kPageTokens * sizeof(float));
 
   for (int p = page; p < end; ++p) {
     const uint8_t* values = a.pages[p] + kv_half_bytes(type, hd);
@@ -178,10 +190,11 @@ template <KvType type> void attend(const AttendArgs& a) {
       widen_values(values, hd, widened);
       values = widened;
     }
-    blocks(p, SAMOVAR_BODY(auto rows, int row) {
-      page_values<type, rows.value>(scores + row, p * kPageTokens, values, hd, a.o + row * a.o_stride,
-                                    a.o_stride);
-    });
+    blocks(
+        p, SAMOVAR_BODY(auto rows, int row) {
+          page_values<type, rows.value>(scores + row, p * kPageTokens, values, hd, a.o + row * a.o_stride,
+                                        a.o_stride);
+        });
   }
   // Whether an unseen page was added or skipped shows in the sign of a zero only: make it positive.
   for (int r = 0; r < a.rows; ++r)
@@ -193,7 +206,8 @@ template <KvType type> void attend(const AttendArgs& a) {
 
 inline void attend_merge(float* a_m, float* a_l, float* a_o, const float* b_m, const float* b_l,
                          const float* b_o, int hd) {
-  if (*b_m == -kInfinity) return;
+  if (*b_m == -kInfinity)
+    return;
   if (*a_m == -kInfinity) {
     *a_m = *b_m;
     *a_l = *b_l;
@@ -206,7 +220,8 @@ inline void attend_merge(float* a_m, float* a_l, float* a_o, const float* b_m, c
   store(l, fma(set1(*b_l), wb, mul(set1(*a_l), wa)));
   *a_m = m;
   *a_l = l[0];
-  for_vectors(hd, SAMOVAR_BODY(int i, int count) {
-    store_some(a_o + i, fma(load_some(b_o + i, count), wb, mul(load_some(a_o + i, count), wa)), count);
-  });
+  for_vectors(
+      hd, SAMOVAR_BODY(int i, int count) {
+        store_some(a_o + i, fma(load_some(b_o + i, count), wb, mul(load_some(a_o + i, count), wa)), count);
+      });
 }

@@ -21,7 +21,8 @@ int available_kernels(const Kernels** out, int capacity) {
   [[maybe_unused]] const CpuFeatures cpu = detect_cpu();
   int count = 0;
   const auto offer = [&](const Kernels& table, bool runs) {
-    if (runs && count < capacity) out[count++] = &table;
+    if (runs && count < capacity)
+      out[count++] = &table;
   };
 #ifdef SAMOVAR_HAVE_AVX512
   offer(avx512::kKernels, cpu.avx2 && cpu.fma && cpu.f16c && cpu.avx512f && cpu.avx512bw && cpu.avx512vl &&

@@ -4,7 +4,8 @@
 //  * fma(a, b, c) rounds once.  There are no reciprocal estimates, no libm, no contraction.
 //  * `sum16(x)`: 16 virtual lanes, lane l adds x[l], x[l + 16], ... from zero in order; then lanes
 //    are added as a tree: l + 8, then + 4, + 2, + 1.  `max16` likewise (order does not matter).
-//  * exp is one fixed polynomial (kernels/math.inl) of about 1 ulp; sigmoid, silu, gelu build on it.
+//  * exp is one fixed polynomial (kernels/math.inl) of about 1 ulp, 0 below -86.9 (where a result
+//    is under 2^-125); sigmoid, silu, gelu build on it.
 //  * FTZ and DAZ are set by the caller in every compute thread.
 //
 // Contracts common to all: pointers that name rows, panels and pages are 64-byte aligned unless
@@ -24,7 +25,7 @@ namespace samovar {
 // Q8 input: acc = 0; for each block b of 32 in k order, with I the exact integer sum of
 //   (weight code - offset) * activation code: acc = fma(float(I), d_w[b] * d_a[b], acc);
 //   forms with minimums then acc = fma(min_w[b], dsum_a[b], acc); U6 combines its halves first,
-//   I = s_lo * I_lo + s_hi * I_hi.  For K-quants d_w = d * sc and min_w = -(dmin * mn), exact in f32.
+//   I = s_lo * I_lo + s_hi * I_hi, which is below 2^24 and so exact in float too.  For K-quants d_w = d * sc and min_w = -(dmin * mn), exact in f32.
 // F32 input: acc = fma(x[k], w[k], acc) in k order.  F16 weights are widened first.
 // BF16 input: for each 32 k: e and o from zero, e = fma(x[2i], w[2i], e), o = fma(x[2i+1], w[2i+1], o)
 //   for i = 0..15; acc = acc + (e + o).  This is TDPBF16PS.
@@ -56,18 +57,18 @@ using MatmulFn = void (*)(const MatmulArgs& args);
 // A row that sees nothing of the chunk gets m = -inf, l = 0 and o = 0.
 // Pages that no row sees need not be read; unwritten slots of read pages are finite.
 struct AttendArgs {
-  const float* const* q;         // rows pointers to hd floats (not scaled)
-  int rows;                      // 1..16
-  int hd;                        // multiple of 32, at most 256
-  const int32_t* first;          // rows: first visible position (sliding window)
-  const int32_t* last;           // rows: last visible position
-  const uint8_t* const* pages;   // one pointer for each page of the chunk
-  int num_pages;                 // 1..16
-  int32_t base;                  // position of the chunk's first token, a multiple of 512
+  const float* const* q;       // rows pointers to hd floats (not scaled)
+  int rows;                    // 1..16
+  int hd;                      // multiple of 32, at most 256
+  const int32_t* first;        // rows: first visible position (sliding window)
+  const int32_t* last;         // rows: last visible position
+  const uint8_t* const* pages; // one pointer for each page of the chunk
+  int num_pages;               // 1..16
+  int32_t base;                // position of the chunk's first token, a multiple of 512
   float scale;
-  float* m;                      // rows
-  float* l;                      // rows
-  float* o;                      // rows x o_stride
+  float* m; // rows
+  float* l; // rows
+  float* o; // rows x o_stride
   int64_t o_stride;
 };
 using AttendFn = void (*)(const AttendArgs& args);

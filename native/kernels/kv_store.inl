@@ -2,7 +2,8 @@
 
 inline void kv_store_f32(const float* k, const float* v, int hd, int slot, uint8_t* page) {
   float* keys = reinterpret_cast<float*>(page);
-  for (int d = 0; d < hd; ++d) keys[d * kPageTokens + slot] = k[d];
+  for (int d = 0; d < hd; ++d)
+    keys[d * kPageTokens + slot] = k[d];
   __builtin_memcpy(page + kv_half_bytes(KvType::F32, hd) + slot * hd * 4, v, hd * 4);
 }
 
@@ -14,8 +15,10 @@ inline void kv_store_bf16(const float* k, const float* v, int hd, int slot, uint
     uint32_t a[kLanes], b[kLanes];
     istore(a, bf16_bits(load(k + d)));
     istore(b, bf16_bits(load(v + d)));
-    for (int i = 0; i < kLanes; i += 2) keys[(d + i) / 2 * kPageTokens + slot] = a[i] >> 16 | a[i + 1];
-    for (int i = 0; i < kLanes; ++i) value[(d + i) * 2] = static_cast<uint16_t>(b[i] >> 16);
+    for (int i = 0; i < kLanes; i += 2)
+      keys[(d + i) / 2 * kPageTokens + slot] = a[i] >> 16 | a[i + 1];
+    for (int i = 0; i < kLanes; ++i)
+      value[(d + i) * 2] = static_cast<uint16_t>(b[i] >> 16);
   }
 }
 

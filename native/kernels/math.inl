@@ -21,7 +21,9 @@ SAMOVAR_INLINE F exp(F x) {
 }
 
 // x / (1 + exp(-x))
-SAMOVAR_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+SAMOVAR_INLINE F silu(F x) {
+  return div(x, add(set1(1.0f), exp(sub(zero(), x))));
+}
 
 // x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
 SAMOVAR_INLINE F gelu_tanh(F x) {

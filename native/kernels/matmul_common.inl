@@ -24,17 +24,21 @@ template <int tile_panels, int tile_parts, int tile_rows> struct Tile {
 template <class T> [[gnu::noinline]] void finish(const MatmulArgs& a, const T& tile, const float* acc) {
   for (int u = 0; u < T::units; ++u) {
     const int column = tile.column(u), count = a.n - column < kLanes ? a.n - column : kLanes;
-    if (count <= 0) continue;
+    if (count <= 0)
+      continue;
     for (int r = 0; r < T::rows; ++r) {
       const int64_t row = tile.row + r;
       F sum = load(acc + (u * T::rows + r) * kLanes);
-      if (a.bias) sum = add(sum, load_some(a.bias + column, count));
-      if (a.add) sum = add(sum, load_some(a.add + row * a.add_stride + column, count));
+      if (a.bias)
+        sum = add(sum, load_some(a.bias + column, count));
+      if (a.add)
+        sum = add(sum, load_some(a.add + row * a.add_stride + column, count));
       store_some(a.out + row * a.out_stride + column, sum, count);
     }
   }
 }
-template <class T> SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T::units][T::rows]) {
+template <class T>
+SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T::units][T::rows]) {
   alignas(64) float sums[T::units * T::rows * kLanes];
   unroll<T::units>(SAMOVAR_BODY(auto u) {
     unroll<T::rows>(SAMOVAR_BODY(auto r) { store(sums + (u * T::rows + r) * kLanes, acc[u][r]); });
@@ -45,8 +49,10 @@ template <class T> SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile
 // body(Index<left>) for 0 < left <= most.
 template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body body) {
   if constexpr (most > 0) {
-    if (left == most) body(Index<most>{});
-    else rows_left<most - 1>(left, body);
+    if (left == most)
+      body(Index<most>{});
+    else
+      rows_left<most - 1>(left, body);
   }
 }
 
@@ -57,9 +63,11 @@ SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute
     int row = 0;
     for (; row + rows <= a.rows; row += rows)
       compute(Tile<panels, parts, rows>{row, panel, part, first && row == 0, first && row == 0 && more});
-    rows_left<rows - 1>(a.rows - row, SAMOVAR_BODY(auto left) {
-      compute(Tile<panels, parts, left.value>{row, panel, part, first && row == 0, first && row == 0 && more});
-    });
+    rows_left<rows - 1>(
+        a.rows - row, SAMOVAR_BODY(auto left) {
+          compute(Tile<panels, parts, left.value>{row, panel, part, first && row == 0,
+                                                  first && row == 0 && more});
+        });
   }
 }
 
@@ -75,21 +83,26 @@ template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulA
   for (; panel + shape.panels <= panels; panel += shape.panels)
     walk_rows<shape.panels, shape.parts, shape.rows>(a, panel, panel + 2 * shape.panels <= panels, compute);
   if constexpr (shape.panels > 1)
-    for (; panel < panels; ++panel) walk_rows<1, shape.parts, shape.rows>(a, panel, false, compute);
+    for (; panel < panels; ++panel)
+      walk_rows<1, shape.parts, shape.rows>(a, panel, false, compute);
 }
 
 // Fetches the chunk that lies about 2 KB ahead in each panel of the tile, so that one core keeps memory
 // busy.  A stream that ends goes on in the next tile.
 template <Form form, class T>
-SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c, int num_chunks) {
+SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c,
+                                   int num_chunks) {
   constexpr int64_t bytes = chunk_bytes(form);
   constexpr int ahead = bytes >= 2048 ? 1 : (2048 + bytes - 1) / bytes;
   const uint8_t* p = w + ahead * bytes;
-  if (!tile.fetch) return;
+  if (!tile.fetch)
+    return;
   if (c + ahead >= num_chunks) {
-    if (!tile.fetch_next) return;
+    if (!tile.fetch_next)
+      return;
     p += (T::panels - 1) * a.panel_stride;
   }
   for (int64_t i = 0; i < T::panels; ++i, p += a.panel_stride)
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 3);
+    for (int64_t line = 0; line < bytes; line += 64)
+      __builtin_prefetch(p + line, 0, 3);
 }

@@ -1,16 +1,17 @@
 // Matmul of F32 rows with F32 and F16 panels, and of BF16 rows with BF16 panels.
 
 template <Form form> SAMOVAR_INLINE F load_weight(const uint8_t* w, int part) {
-  if constexpr (form == Form::F32) return load(reinterpret_cast<const float*>(w) + part * kLanes);
-  else return load_f16(w + part * kLanes * 2);
+  if constexpr (form == Form::F32)
+    return load(reinterpret_cast<const float*>(w) + part * kLanes);
+  else
+    return load_f16(w + part * kLanes * 2);
 }
 
 template <Form form, class T> inline void float_tile(const MatmulArgs& a, const T& tile) {
   constexpr int rows = T::rows, units = T::units;
   const float* x[rows];
-  unroll<rows>(SAMOVAR_BODY(auto r) {
-    x[r] = reinterpret_cast<const float*>(a.x + (tile.row + r) * a.x_stride);
-  });
+  unroll<rows>(
+      SAMOVAR_BODY(auto r) { x[r] = reinterpret_cast<const float*>(a.x + (tile.row + r) * a.x_stride); });
   const uint8_t* w = a.w + tile.panel * a.panel_stride;
   const int num_chunks = (a.k + 63) / 64;
   F acc[units][rows];
@@ -37,23 +38,23 @@ template <Form form, class T> inline void float_tile(const MatmulArgs& a, const 
 template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
   constexpr int rows = T::rows, units = T::units;
   const int32_t* x[rows]; // pairs of k
-  unroll<rows>(SAMOVAR_BODY(auto r) {
-    x[r] = reinterpret_cast<const int32_t*>(a.x + (tile.row + r) * a.x_stride);
-  });
+  unroll<rows>(
+      SAMOVAR_BODY(auto r) { x[r] = reinterpret_cast<const int32_t*>(a.x + (tile.row + r) * a.x_stride); });
   const uint8_t* w = a.w + tile.panel * a.panel_stride;
   const int num_chunks = (a.k + 63) / 64, num_blocks = (a.k + 31) / 32;
   F acc[units][rows];
   unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
   for (int b = 0; b < num_blocks; ++b, w += 1024) {
-    if (b % 2 == 0) prefetch_chunk<Form::BF16>(a, tile, w, b / 2, num_chunks);
+    if (b % 2 == 0)
+      prefetch_chunk<Form::BF16>(a, tile, w, b / 2, num_chunks);
     F even[units][rows], odd[units][rows];
-    unroll<units>(SAMOVAR_BODY(auto u) {
-      unroll<rows>(SAMOVAR_BODY(auto r) { even[u][r] = odd[u][r] = zero(); });
-    });
+    unroll<units>(
+        SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { even[u][r] = odd[u][r] = zero(); }); });
     for (int i = 0; i < 16; ++i) {
       I weight[units];
       unroll<units>(SAMOVAR_BODY(auto u) {
-        weight[u] = iload(w + (u / T::parts) * a.panel_stride + i * 64 + (tile.part + u % T::parts) * kLanes * 4);
+        weight[u] =
+            iload(w + (u / T::parts) * a.panel_stride + i * 64 + (tile.part + u % T::parts) * kLanes * 4);
       });
       unroll<rows>(SAMOVAR_BODY(auto r) {
         const I pair = iset1(x[r][b * 16 + i]);

@@ -3,23 +3,37 @@
 // Weights are unpacked once for all rows of a tile; the integer sum of a block is exact, so the order
 // inside a block is free.
 
-constexpr bool has_chunk_256(Form form) { return chunk_k(form) == 256; }
+constexpr bool has_chunk_256(Form form) {
+  return chunk_k(form) == 256;
+}
 constexpr int code_bits(Form form) {
-  return form == Form::U8                                                ? 8
-         : form == Form::U6                                              ? 6
+  return form == Form::U8                                             ? 8
+         : form == Form::U6                                           ? 6
          : form == Form::U5 || form == Form::U5m || form == Form::U5k ? 5
-                                                                         : 4;
+                                                                      : 4;
 }
 constexpr int code_offset(Form form) {
-  return form == Form::U4 ? 8 : form == Form::U5 ? 16 : form == Form::U6 ? 32 : form == Form::U8 ? kByteOffset : 0;
+  return form == Form::U4   ? 8
+         : form == Form::U5 ? 16
+         : form == Form::U6 ? 32
+         : form == Form::U8 ? kByteOffset
+                            : 0;
 }
 constexpr bool has_minimum(Form form) {
   return form == Form::U4m || form == Form::U5m || form == Form::U4k || form == Form::U5k;
 }
-constexpr int nibble_bytes(Form form) { return form == Form::U8 ? 512 : 256; } // of a block
-constexpr int plane_bytes(Form form) { return code_bits(form) == 5 ? 64 : code_bits(form) == 6 ? 128 : 0; }
-constexpr int chunk_blocks(Form form) { return chunk_k(form) / kBlock; }
-constexpr int scales_offset(Form form) { return chunk_blocks(form) * (nibble_bytes(form) + plane_bytes(form)); }
+constexpr int nibble_bytes(Form form) {
+  return form == Form::U8 ? 512 : 256;
+} // of a block
+constexpr int plane_bytes(Form form) {
+  return code_bits(form) == 5 ? 64 : code_bits(form) == 6 ? 128 : 0;
+}
+constexpr int chunk_blocks(Form form) {
+  return chunk_k(form) / kBlock;
+}
+constexpr int scales_offset(Form form) {
+  return chunk_blocks(form) * (nibble_bytes(form) + plane_bytes(form));
+}
 
 // Part `part` of block `block` of a chunk: 16/kParts rows by 32 k.
 template <Form form> struct WeightBlock {
@@ -46,8 +60,10 @@ template <Form form> struct WeightBlock {
     if constexpr (code_bits(form) == 5) {
       const I bits = word(plane()), bit = iset1(0x10101010);
       lo = ior(lo, iand(shl<4 - j>(bits), bit));
-      if constexpr (j == 0) hi = ior(hi, iand(bits, bit));
-      else hi = ior(hi, iand(shr<j>(bits), bit));
+      if constexpr (j == 0)
+        hi = ior(hi, iand(bits, bit));
+      else
+        hi = ior(hi, iand(shr<j>(bits), bit));
     } else if constexpr (code_bits(form) == 6) {
       lo = ior(lo, two_bits<j>(word(plane())));
       hi = ior(hi, two_bits<j>(word(plane() + 64)));
@@ -55,9 +71,12 @@ template <Form form> struct WeightBlock {
   }
   template <int j> SAMOVAR_INLINE static I two_bits(I word) {
     const I bits = iset1(0x30303030);
-    if constexpr (j < 2) return iand(shl<4 - 2 * j>(word), bits);
-    else if constexpr (j == 2) return iand(word, bits);
-    else return iand(shr<2>(word), bits);
+    if constexpr (j < 2)
+      return iand(shl<4 - 2 * j>(word), bits);
+    else if constexpr (j == 2)
+      return iand(word, bits);
+    else
+      return iand(shr<2>(word), bits);
   }
 
   SAMOVAR_INLINE const uint8_t* halves(int offset) const { return chunk + offset + part * kLanes * 2; }
@@ -65,15 +84,17 @@ template <Form form> struct WeightBlock {
   // The float scale of a code, and the minimum.
   SAMOVAR_INLINE F scale() const {
     constexpr int base = scales_offset(form);
-    if constexpr (!has_chunk_256(form)) return load_f16(halves(base + block * 32));
-    else if constexpr (form == Form::U6) return load_f16(halves(base + 256));
+    if constexpr (!has_chunk_256(form))
+      return load_f16(halves(base + block * 32));
+    else if constexpr (form == Form::U6)
+      return load_f16(halves(base + 256));
     else
-      return mul(load_f16(halves(base + 256)),
-                 to_float(load_u8(chunk + base + block * 16 + part * kLanes)));
+      return mul(load_f16(halves(base + 256)), to_float(load_u8(chunk + base + block * 16 + part * kLanes)));
   }
   SAMOVAR_INLINE F minimum() const {
     constexpr int base = scales_offset(form);
-    if constexpr (!has_chunk_256(form)) return load_f16(halves(base + 64 + block * 32));
+    if constexpr (!has_chunk_256(form))
+      return load_f16(halves(base + 64 + block * 32));
     else
       return sub(zero(), mul(load_f16(halves(base + 256 + 32)),
                              to_float(load_u8(chunk + base + 128 + block * 16 + part * kLanes))));
@@ -166,9 +187,11 @@ template <Form form, class T> inline void q8_tile(const MatmulArgs& a, const T& 
     prefetch_chunk<form>(a, tile, w, c, num_chunks);
     if constexpr (per_chunk == 2) {
       step(Index<0>{});
-      if (b < num_blocks) step(Index<1>{});
+      if (b < num_blocks)
+        step(Index<1>{});
     } else {
-      for (int i = 0; i < per_chunk && b < num_blocks; ++i) step(i);
+      for (int i = 0; i < per_chunk && b < num_blocks; ++i)
+        step(i);
     }
   }
   finish(a, tile, acc);

@@ -38,10 +38,12 @@ inline bool quantize_q8(const float* x, int k, uint8_t* out) {
   Q8Block* blocks = reinterpret_cast<Q8Block*>(out + q8_blocks_offset(k));
   bool finite = true;
   int b = 0;
-  for (; (b + 1) * kBlock <= k; ++b) finite &= quantize_block(x + b * kBlock, q + b * kBlock, blocks[b]);
+  for (; (b + 1) * kBlock <= k; ++b)
+    finite &= quantize_block(x + b * kBlock, q + b * kBlock, blocks[b]);
   if (b * kBlock < k) {
     float tail[kBlock] = {};
-    for (int i = b * kBlock; i < k; ++i) tail[i - b * kBlock] = x[i];
+    for (int i = b * kBlock; i < k; ++i)
+      tail[i - b * kBlock] = x[i];
     finite &= quantize_block(tail, q + b * kBlock, blocks[b]);
     ++b;
   }
@@ -54,58 +56,67 @@ inline bool quantize_q8(const float* x, int k, uint8_t* out) {
 inline bool round_bf16(const float* x, int k, uint8_t* out) {
   uint16_t* row = reinterpret_cast<uint16_t*>(out);
   I odd = iset1(0);
-  for_vectors(k, SAMOVAR_BODY(int i, int count) {
-    const F v = load_some(x + i, count);
-    odd = ior(odd, as_int(sub(v, v)));
-    int32_t bits[kLanes];
-    istore(bits, shr<16>(bf16_bits(v)));
-    for (int l = 0; l < count; ++l) row[i + l] = static_cast<uint16_t>(bits[l]);
-  });
+  for_vectors(
+      k, SAMOVAR_BODY(int i, int count) {
+        const F v = load_some(x + i, count);
+        odd = ior(odd, as_int(sub(v, v)));
+        int32_t bits[kLanes];
+        istore(bits, shr<16>(bf16_bits(v)));
+        for (int l = 0; l < count; ++l)
+          row[i + l] = static_cast<uint16_t>(bits[l]);
+      });
   __builtin_memset(row + k, 0, (round_up(k, 64) - k) * 2);
   return !any_bit(odd);
 }
 
 inline void rms_norm(const float* x, const float* w, const float* plus, int n, float eps, float* out) {
   Lanes16 squares = lanes16(0.0f);
-  for_lanes16(squares, n, SAMOVAR_BODY(F & lane, int i, int count) {
-    const F v = load_some(x + i, count);
-    lane = fma(v, v, lane);
-  });
+  for_lanes16(
+      squares, n, SAMOVAR_BODY(F & lane, int i, int count) {
+        const F v = load_some(x + i, count);
+        lane = fma(v, v, lane);
+      });
   const float mean = sum16(squares) / static_cast<float>(n);
   const F factor = set1(1.0f / __builtin_sqrtf(mean + eps));
-  for_vectors(n, SAMOVAR_BODY(int i, int count) {
-    F v = mul(load_some(x + i, count), factor);
-    if (w) v = mul(v, load_some(w + i, count));
-    if (plus) v = add(v, load_some(plus + i, count));
-    store_some(out + i, v, count);
-  });
+  for_vectors(
+      n, SAMOVAR_BODY(int i, int count) {
+        F v = mul(load_some(x + i, count), factor);
+        if (w)
+          v = mul(v, load_some(w + i, count));
+        if (plus)
+          v = add(v, load_some(plus + i, count));
+        store_some(out + i, v, count);
+      });
 }
 
 inline void silu_mul(const float* gate, const float* up, int n, float* out) {
-  for_vectors(n, SAMOVAR_BODY(int i, int count) {
-    store_some(out + i, mul(silu(load_some(gate + i, count)), load_some(up + i, count)), count);
-  });
+  for_vectors(
+      n, SAMOVAR_BODY(int i, int count) {
+        store_some(out + i, mul(silu(load_some(gate + i, count)), load_some(up + i, count)), count);
+      });
 }
 
 inline void gelu_tanh_mul(const float* gate, const float* up, int n, float* out) {
-  for_vectors(n, SAMOVAR_BODY(int i, int count) {
-    store_some(out + i, mul(gelu_tanh(load_some(gate + i, count)), load_some(up + i, count)), count);
-  });
+  for_vectors(
+      n, SAMOVAR_BODY(int i, int count) {
+        store_some(out + i, mul(gelu_tanh(load_some(gate + i, count)), load_some(up + i, count)), count);
+      });
 }
 
 inline void rope(float* x, const float* cos, const float* sin, int half) {
-  for_vectors(half, SAMOVAR_BODY(int i, int count) {
-    const F a = load_some(x + i, count), b = load_some(x + half + i, count);
-    const F c = load_some(cos + i, count), s = load_some(sin + i, count);
-    store_some(x + i, fma(a, c, sub(zero(), mul(b, s))), count);
-    store_some(x + half + i, fma(b, c, mul(a, s)), count);
-  });
+  for_vectors(
+      half, SAMOVAR_BODY(int i, int count) {
+        const F a = load_some(x + i, count), b = load_some(x + half + i, count);
+        const F c = load_some(cos + i, count), s = load_some(sin + i, count);
+        store_some(x + i, fma(a, c, sub(zero(), mul(b, s))), count);
+        store_some(x + half + i, fma(b, c, mul(a, s)), count);
+      });
 }
 
 inline void scale(const float* x, float s, int n, float* out) {
-  for_vectors(n, SAMOVAR_BODY(int i, int count) {
-    store_some(out + i, mul(load_some(x + i, count), set1(s)), count);
-  });
+  for_vectors(
+      n,
+      SAMOVAR_BODY(int i, int count) { store_some(out + i, mul(load_some(x + i, count), set1(s)), count); });
 }
 
 inline int argmax(const float* x, int n) {
@@ -113,7 +124,8 @@ inline int argmax(const float* x, int n) {
   F best[vectors];
   I where[vectors], here[vectors];
   int32_t lane[16];
-  for (int l = 0; l < 16; ++l) lane[l] = l;
+  for (int l = 0; l < 16; ++l)
+    lane[l] = l;
   unroll<vectors>(SAMOVAR_BODY(auto v) {
     best[v] = set1(-kInfinity);
     where[v] = iset1(-1);
@@ -139,24 +151,29 @@ inline int argmax(const float* x, int n) {
     if (at[l] >= 0 && (values[l] > largest || (values[l] == largest && at[l] < result)))
       largest = values[l], result = at[l];
   for (; i < n; ++i)
-    if (x[i] > largest) largest = x[i], result = i;
-  if (result >= 0) return result;
+    if (x[i] > largest)
+      largest = x[i], result = i;
+  if (result >= 0)
+    return result;
   for (i = 0; i < n; ++i) // nothing above -inf
-    if (x[i] == x[i]) return i;
+    if (x[i] == x[i])
+      return i;
   return 0;
 }
 
 inline float exp_sum(const float* x, int n, float shift, float factor, float* out) {
   Lanes16 sum = lanes16(0.0f);
-  for_lanes16(sum, n, SAMOVAR_BODY(F & lane, int i, int count) {
-    const F e = exp(mul(sub(load_some(x + i, count), set1(shift)), set1(factor)));
-    store_some(out + i, e, count);
-    if (count == kLanes) lane = add(lane, e);
-    else { // lanes past the end hold exp of padding
-      float lanes[kLanes];
-      store(lanes, e);
-      lane = add(lane, load_some(lanes, count));
-    }
-  });
+  for_lanes16(
+      sum, n, SAMOVAR_BODY(F & lane, int i, int count) {
+        const F e = exp(mul(sub(load_some(x + i, count), set1(shift)), set1(factor)));
+        store_some(out + i, e, count);
+        if (count == kLanes)
+          lane = add(lane, e);
+        else { // lanes past the end hold exp of padding
+          float lanes[kLanes];
+          store(lanes, e);
+          lane = add(lane, load_some(lanes, count));
+        }
+      });
   return sum16(sum);
 }

@@ -6,8 +6,8 @@
 namespace samovar {
 
 struct TileShape {
-  int few_rows;      // up to so many rows, several panels are streamed at once
-  int stream_rows;   // rows and panels of such a tile
+  int few_rows;    // up to so many rows, several panels are streamed at once
+  int stream_rows; // rows and panels of such a tile
   int stream_panels;
   int rows; // rows, panels and vectors of a panel of a tile for more rows
   int panels;

@@ -23,27 +23,33 @@ template <int n, class Body> SAMOVAR_INLINE void unroll(Body body) {
 // Loads and stores of the first `count` lanes; the rest read as zero.
 [[gnu::noinline]] inline F load_first(const float* p, int count) {
   float lanes[kLanes] = {};
-  for (int i = 0; i < count; ++i) lanes[i] = p[i];
+  for (int i = 0; i < count; ++i)
+    lanes[i] = p[i];
   return load(lanes);
 }
 [[gnu::noinline]] inline void store_first(float* p, F x, int count) {
   float lanes[kLanes];
   store(lanes, x);
-  for (int i = 0; i < count; ++i) p[i] = lanes[i];
+  for (int i = 0; i < count; ++i)
+    p[i] = lanes[i];
 }
 SAMOVAR_INLINE F load_some(const float* p, int count) {
   return count >= kLanes ? load(p) : load_first(p, count);
 }
 SAMOVAR_INLINE void store_some(float* p, F x, int count) {
-  if (count >= kLanes) store(p, x);
-  else store_first(p, x, count);
+  if (count >= kLanes)
+    store(p, x);
+  else
+    store_first(p, x, count);
 }
 
 // body(i, count) for each vector of n floats; only the last may have count < kLanes.
 template <class Body> SAMOVAR_INLINE void for_vectors(int n, Body body) {
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
-  if (i < n) body(i, n - i);
+  for (; i + kLanes <= n; i += kLanes)
+    body(i, kLanes);
+  if (i < n)
+    body(i, n - i);
 }
 
 // The 16 virtual lanes of sum16 and max16.
@@ -62,7 +68,8 @@ template <class Body> SAMOVAR_INLINE void for_lanes16(Lanes16& lanes, int n, Bod
     unroll<kParts>(SAMOVAR_BODY(auto p) { body(lanes.part[p], i + p * kLanes, kLanes); });
   unroll<kParts>(SAMOVAR_BODY(auto p) {
     const int count = n - i - p * kLanes;
-    if (count > 0) body(lanes.part[p], i + p * kLanes, count < kLanes ? count : kLanes);
+    if (count > 0)
+      body(lanes.part[p], i + p * kLanes, count < kLanes ? count : kLanes);
   });
 }
 // The tree over lanes: l + 8, then + 4, + 2, + 1.
@@ -70,7 +77,8 @@ template <class Fold> SAMOVAR_INLINE float fold16(const Lanes16& lanes, Fold fol
   float x[16];
   unroll<kParts>(SAMOVAR_BODY(auto p) { store(x + p * kLanes, lanes.part[p]); });
   for (int width = 8; width > 0; width /= 2)
-    for (int l = 0; l < width; ++l) x[l] = fold(x[l], x[l + width]);
+    for (int l = 0; l < width; ++l)
+      x[l] = fold(x[l], x[l + width]);
   return x[0];
 }
 SAMOVAR_INLINE float sum16(const Lanes16& lanes) {
@@ -88,7 +96,13 @@ SAMOVAR_INLINE I bf16_bits(F x) {
   const I u = as_int(x);
   return iand(iadd(iadd(u, iset1(0x7fff)), iand(shr<16>(u), iset1(1))), iset1(kUpperHalf));
 }
-SAMOVAR_INLINE F round_to_bf16(F x) { return as_float(bf16_bits(x)); }
+SAMOVAR_INLINE F round_to_bf16(F x) {
+  return as_float(bf16_bits(x));
+}
 // The two bf16 of each 32-bit word.
-SAMOVAR_INLINE F bf16_even(I pair) { return as_float(shl<16>(pair)); }
-SAMOVAR_INLINE F bf16_odd(I pair) { return as_float(iand(pair, iset1(kUpperHalf))); }
+SAMOVAR_INLINE F bf16_even(I pair) {
+  return as_float(shl<16>(pair));
+}
+SAMOVAR_INLINE F bf16_odd(I pair) {
+  return as_float(iand(pair, iset1(kUpperHalf)));
+}

@@ -38,22 +38,31 @@ void bench_matmul(const Kernels& kernels, Form form, int k, int n) {
   Buffer x(stride * 64), w(bytes);
   for (int64_t done = 0, some; done < bytes; done += some) { // one panel's bits will do for all
     some = bytes - done < panel ? bytes - done : panel;
-    if (done == 0) fill_panels(form, w.data(), some, random);
-    else std::memcpy(w.data() + done, w.data(), some);
+    if (done == 0)
+      fill_panels(form, w.data(), some, random);
+    else
+      std::memcpy(w.data() + done, w.data(), some);
   }
   std::vector<float> row(k), out(static_cast<size_t>(n) * 64);
   for (int r = 0; r < 64; ++r) {
-    for (float& v : row) v = random.activation();
+    for (float& v : row)
+      v = random.activation();
     uint8_t* to = x.data() + r * stride;
-    if (type == RowType::Q8) kernels.quantize_q8(row.data(), k, to);
-    else if (type == RowType::BF16) kernels.round_bf16(row.data(), k, to);
-    else std::memcpy(to, row.data(), k * 4);
+    if (type == RowType::Q8)
+      kernels.quantize_q8(row.data(), k, to);
+    else if (type == RowType::BF16)
+      kernels.round_bf16(row.data(), k, to);
+    else
+      std::memcpy(to, row.data(), k * 4);
   }
-  std::printf("%-9s %-5s k=%d n=%d %6.1f MB:", kernels.name, kFormNames[static_cast<int>(form)], k, n, bytes * 1e-6);
+  std::printf("%-9s %-5s k=%d n=%d %6.1f MB:", kernels.name, kFormNames[static_cast<int>(form)], k, n,
+              bytes * 1e-6);
   for (int rows : {1, 2, 4, 6, 8, 16, 64}) {
     const MatmulArgs args{x.data(), stride, rows, k, w.data(), panel, n, out.data(), n, nullptr, nullptr, 0};
-    const double s = best_of(bytes * rows > 200000000 ? 3 : 9, [&] { kernels.matmul[static_cast<int>(form)](args); });
-    if (rows == 1) std::printf(" %5.1f GB/s |", bytes / s * 1e-9);
+    const double s =
+        best_of(bytes * rows > 200000000 ? 3 : 9, [&] { kernels.matmul[static_cast<int>(form)](args); });
+    if (rows == 1)
+      std::printf(" %5.1f GB/s |", bytes / s * 1e-9);
     std::printf(" M=%d %.0f", rows, static_cast<double>(rows) * k * n / s * 1e-9);
   }
   std::printf(" GMAC/s\n");
@@ -65,22 +74,29 @@ void bench_attend(const Kernels& kernels, KvType type, int hd, int rows) {
   Buffer cache(page * 16 * sequences);
   Random random(3);
   std::vector<float> k(hd), v(hd), q(hd * 16), m(16), l(16), o(16 * hd);
-  for (float& x : q) x = random.real();
+  for (float& x : q)
+    x = random.real();
   for (int t = 0; t < 512; ++t) {
-    for (float& x : k) x = random.real();
-    for (float& x : v) x = random.real();
+    for (float& x : k)
+      x = random.real();
+    for (float& x : v)
+      x = random.real();
     kernels.kv_store[static_cast<int>(type)](k.data(), v.data(), hd, t % 32, cache.data() + t / 32 * page);
   }
-  for (int s = 1; s < sequences; ++s) std::memcpy(cache.data() + s * 16 * page, cache.data(), 16 * page);
+  for (int s = 1; s < sequences; ++s)
+    std::memcpy(cache.data() + s * 16 * page, cache.data(), 16 * page);
   std::vector<const float*> queries;
   std::vector<int32_t> first(16, 0), last(16, 511);
-  for (int r = 0; r < 16; ++r) queries.push_back(q.data() + r * hd);
+  for (int r = 0; r < 16; ++r)
+    queries.push_back(q.data() + r * hd);
   const double s = best_of(3, [&] {
     for (int c = 0; c < sequences; ++c) {
       const uint8_t* pages[16];
-      for (int p = 0; p < 16; ++p) pages[p] = cache.data() + (c * 16 + p) * page;
-      kernels.attend[static_cast<int>(type)](AttendArgs{queries.data(), rows, hd, first.data(), last.data(), pages, 16,
-                                                        0, 0.125f, m.data(), l.data(), o.data(), hd});
+      for (int p = 0; p < 16; ++p)
+        pages[p] = cache.data() + (c * 16 + p) * page;
+      kernels.attend[static_cast<int>(type)](AttendArgs{queries.data(), rows, hd, first.data(), last.data(),
+                                                        pages, 16, 0, 0.125f, m.data(), l.data(), o.data(),
+                                                        hd});
     }
   });
   const char* names[] = {"f32", "bf16", "q8"};
@@ -94,11 +110,14 @@ void bench_rows(const Kernels& kernels) {
   Random random(5);
   std::vector<float> x(n), y(n), z(n);
   Buffer row(row_bytes(RowType::Q8, n));
-  for (float& v : x) v = random.activation();
-  for (float& v : y) v = random.activation();
+  for (float& v : x)
+    v = random.activation();
+  for (float& v : y)
+    v = random.activation();
   const auto show = [&](const char* name, const auto& body) {
     const double s = best_of(3, [&] {
-      for (int i = 0; i < times; ++i) body();
+      for (int i = 0; i < times; ++i)
+        body();
     });
     std::printf(" %s %.0f ns", name, s / times * 1e9);
   };
@@ -121,12 +140,16 @@ int main(int argc, char** argv) {
   const int count = available_kernels(tables, 8);
   const FlushDenormals guard;
   for (int t = 0; t < count; ++t) {
-    if (table == "all" ? std::string(tables[t]->name) == "portable" : table != tables[t]->name) continue;
+    if (table == "all" ? std::string(tables[t]->name) == "portable" : table != tables[t]->name)
+      continue;
     for (int f = 0; f < kNumForms; ++f)
-      if (form == "all" || form == kFormNames[f]) bench_matmul(*tables[t], static_cast<Form>(f), k, n);
-    if (form != "all" && form != "rows") continue;
+      if (form == "all" || form == kFormNames[f])
+        bench_matmul(*tables[t], static_cast<Form>(f), k, n);
+    if (form != "all" && form != "rows")
+      continue;
     bench_rows(*tables[t]);
     for (KvType type : {KvType::F32, KvType::BF16, KvType::Q8})
-      for (int rows : {1, 3, 15}) bench_attend(*tables[t], type, 64, rows);
+      for (int rows : {1, 3, 15})
+        bench_attend(*tables[t], type, 64, rows);
   }
 }

@@ -19,7 +19,8 @@ using Floats = std::vector<float>;
 class Checksum { // FNV-1a
 public:
   void add(const void* data, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) hash_ = (hash_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < bytes; ++i)
+      hash_ = (hash_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
   }
   void add(const Floats& x) { add(x.data(), x.size() * sizeof(float)); }
   template <class T> void value(T x) { add(&x, sizeof x); }
@@ -29,13 +30,14 @@ private:
   uint64_t hash_ = 0xcbf29ce484222325u;
 };
 
-constexpr float kSpecial[] = {0.0f,    -0.0f,       1e-40f,  -1e-45f, 1.1754944e-38f, 1e-38f, -3e38f, 3.4028235e38f,
-                              1e-20f,  -1e-20f,     127.0f,  126.5f,  -0.5f,          1e30f,  88.5f,  -87.2f,
-                              -200.0f, 3.6e-37f,    -1e-37f, 0x1p-126f};
+constexpr float kSpecial[] = {0.0f,          -0.0f,  1e-40f,  -1e-45f,  1.1754944e-38f, 1e-38f,   -3e38f,
+                              3.4028235e38f, 1e-20f, -1e-20f, 127.0f,   126.5f,         -0.5f,    1e30f,
+                              88.5f,         -87.2f, -200.0f, 3.6e-37f, -1e-37f,        0x1p-126f};
 
 Floats activations(int n, Random& random) {
   Floats x(n);
-  for (float& v : x) v = random.activation();
+  for (float& v : x)
+    v = random.activation();
   return x;
 }
 
@@ -44,9 +46,12 @@ Floats wild(int n, Random& random) {
   Floats x(n);
   for (int i = 0; i < n; ++i) {
     const uint32_t u = random.bits();
-    if (random.below(4) == 0) x[i] = kSpecial[random.below(sizeof kSpecial / sizeof *kSpecial)];
-    else if ((u >> 23 & 255) == 255) x[i] = 1.0f;
-    else std::memcpy(&x[i], &u, 4);
+    if (random.below(4) == 0)
+      x[i] = kSpecial[random.below(sizeof kSpecial / sizeof *kSpecial)];
+    else if ((u >> 23 & 255) == 255)
+      x[i] = 1.0f;
+    else
+      std::memcpy(&x[i], &u, 4);
   }
   return x;
 }
@@ -60,11 +65,15 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
     for (int r = 0; r < rows; ++r) {
       const Floats row = activations(k, random);
       uint8_t* out = x.data() + r * stride;
-      if (type == RowType::Q8) kernels.quantize_q8(row.data(), k, out);
-      else if (type == RowType::BF16) kernels.round_bf16(row.data(), k, out);
-      else std::memcpy(out, row.data(), k * 4);
+      if (type == RowType::Q8)
+        kernels.quantize_q8(row.data(), k, out);
+      else if (type == RowType::BF16)
+        kernels.round_bf16(row.data(), k, out);
+      else
+        std::memcpy(out, row.data(), k * 4);
       if (type == RowType::Q8 && mode == 2) { // extremes: +-127 everywhere
-        for (int i = 0; i < k; ++i) out[i] = r % 2 ? 127 : 0x81;
+        for (int i = 0; i < k; ++i)
+          out[i] = r % 2 ? 127 : 0x81;
         for (int b = 0; b < k / 32; ++b) {
           Q8Block& block = reinterpret_cast<Q8Block*>(out + q8_blocks_offset(k))[b];
           block.sum_lo = block.sum_hi = r % 2 ? 127 * 16 : -127 * 16;
@@ -76,12 +85,17 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
       for (int64_t p = 0; p < panels; ++p)
         for (int64_t c = 0; c < panel; c += chunk_bytes(form))
           std::memset(w.data() + p * panel + c, p % 2 ? 0 : 0xff,
-                      form == Form::U8 ? 1024 : (chunk_k(form) / 32) * (form == Form::U4 || form == Form::U4m || form == Form::U4k ? 256 : form == Form::U6 ? 384 : 320));
+                      form == Form::U8 ? 1024
+                                       : (chunk_k(form) / 32) *
+                                             (form == Form::U4 || form == Form::U4m || form == Form::U4k ? 256
+                                              : form == Form::U6 ? 384
+                                                                 : 320));
     }
     const Floats bias = activations(n, random);
     const int64_t out_stride = n + 3;
     Floats out = activations(static_cast<int>(out_stride) * rows, random), plus = out;
-    MatmulArgs args{x.data(), stride, rows, k, w.data(), panel, n, out.data(), out_stride, nullptr, nullptr, 0};
+    MatmulArgs args{x.data(), stride,     rows,       k,       w.data(), panel,
+                    n,        out.data(), out_stride, nullptr, nullptr,  0};
     if (mode == 1) {
       args.bias = bias.data();
       args.add = out.data();
@@ -96,17 +110,20 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
       args.out = alone.data();
       kernels.matmul[static_cast<int>(form)](args);
       if (std::memcmp(alone.data(), out.data() + (rows - 1) * out_stride, n * 4) != 0) {
-        std::printf("%s: row %d of k=%d n=%d is not as alone\n", kFormNames[static_cast<int>(form)], rows - 1, k, n);
+        std::printf("%s: row %d of k=%d n=%d is not as alone\n", kFormNames[static_cast<int>(form)], rows - 1,
+                    k, n);
         std::exit(1);
       }
     }
   };
   for (int k : {32, 96, 576, 640})
     for (int n : {1, 16, 40, 200})
-      for (int rows : {1, 2, 3, 5, 8, 17}) run(k, n, rows, (k + n + rows) % 2);
+      for (int rows : {1, 2, 3, 5, 8, 17})
+        run(k, n, rows, (k + n + rows) % 2);
   run(256, 96, 4, 2);
   run(512, 48, 9, 2);
-  if (form == Form::F32 || form == Form::F16) run(37, 20, 3, 0);
+  if (form == Form::F32 || form == Form::F16)
+    run(37, 20, 3, 0);
 }
 
 void attend(const Kernels& kernels, KvType type, Checksum& sum) {
@@ -114,15 +131,18 @@ void attend(const Kernels& kernels, KvType type, Checksum& sum) {
   for (int hd : {32, 64, 96, 128, 256})
     for (int rows : {1, 3, 4, 7, 16})
       for (int pages : {1, 3, 16}) {
-        if (pages == 16 && hd > 64 && rows != 7) continue; // enough, and slow under an emulator
+        if (pages == 16 && hd > 64 && rows != 7)
+          continue; // enough, and slow under an emulator
         const int64_t page_size = kv_page_bytes(type, hd);
         Buffer cache(page_size * pages);
         std::vector<const uint8_t*> table;
         const int base = 512, tokens = pages * 32 - 5;
-        for (int p = 0; p < pages; ++p) table.push_back(cache.data() + p * page_size);
+        for (int p = 0; p < pages; ++p)
+          table.push_back(cache.data() + p * page_size);
         for (int t = 0; t < tokens; ++t) {
           const Floats k = activations(hd, random), v = activations(hd, random);
-          kernels.kv_store[static_cast<int>(type)](k.data(), v.data(), hd, t % 32, cache.data() + t / 32 * page_size);
+          kernels.kv_store[static_cast<int>(type)](k.data(), v.data(), hd, t % 32,
+                                                   cache.data() + t / 32 * page_size);
         }
         sum.add(cache.data(), cache.size());
         std::vector<Floats> q;
@@ -132,12 +152,14 @@ void attend(const Kernels& kernels, KvType type, Checksum& sum) {
           q.push_back(activations(hd, random));
           first.push_back(r % 3 == 1 ? base + random.below(tokens) : r % 5 == 4 ? base + 600 : 0);
           last.push_back(r % 4 == 3 ? base + random.below(tokens) : base + tokens - 1);
-          if (r == 6) last[r] = base - 1; // sees nothing
+          if (r == 6)
+            last[r] = base - 1; // sees nothing
         }
-        for (const Floats& row : q) rows_q.push_back(row.data());
+        for (const Floats& row : q)
+          rows_q.push_back(row.data());
         Floats m(rows), l(rows), o(rows * (hd + 16));
-        AttendArgs args{rows_q.data(), rows, hd, first.data(), last.data(), table.data(), pages, base, 0.125f,
-                        m.data(), l.data(), o.data(), hd + 16};
+        AttendArgs args{rows_q.data(), rows,   hd,       first.data(), last.data(), table.data(), pages,
+                        base,          0.125f, m.data(), l.data(),     o.data(),    hd + 16};
         kernels.attend[static_cast<int>(type)](args);
         sum.add(m), sum.add(l), sum.add(o);
         Floats m1(1), l1(1), o1(hd);
@@ -176,7 +198,9 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
           sum.value(function(broken.data(), n, row.data()));
         }
       } else if (name == "rms_norm") {
-        if (extreme) for (float& v : x) v = v > 1e15f || v < -1e15f ? 1e15f : v;
+        if (extreme)
+          for (float& v : x)
+            v = v > 1e15f || v < -1e15f ? 1e15f : v;
         kernels.rms_norm(x.data(), y.data(), nullptr, n, 1e-5f, out.data());
         sum.add(out);
         kernels.rms_norm(x.data(), nullptr, z.data(), n, 1e-6f, x.data());
@@ -210,7 +234,8 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
 
 void angles(Checksum& sum) {
   std::vector<double> inv_freq;
-  for (double f = 1.0; f > 1e-6; f *= 0.83) inv_freq.push_back(f);
+  for (double f = 1.0; f > 1e-6; f *= 0.83)
+    inv_freq.push_back(f);
   Floats c(inv_freq.size()), s(inv_freq.size());
   for (int position : {0, 1, 2, 7, 511, 8191, 131071, 999983}) {
     rope_angles(inv_freq.data(), static_cast<int>(inv_freq.size()), position, 1.25f, c.data(), s.data());
@@ -259,4 +284,6 @@ int run() {
 } // namespace
 } // namespace samovar::test
 
-int main() { return samovar::test::run(); }
+int main() {
+  return samovar::test::run();
+}

@@ -58,7 +58,8 @@ constexpr const char* kFormNames[] = {
 // A small f16: about 2^-7 .. 2^-4, either sign; now and then a subnormal or zero.
 inline uint16_t small_f16(Random& random) {
   const uint32_t x = random.bits();
-  if (x % 97 == 0) return static_cast<uint16_t>(x >> 8 & 0x83ff);
+  if (x % 97 == 0)
+    return static_cast<uint16_t>(x >> 8 & 0x83ff);
   return static_cast<uint16_t>((x & 0x83ff) | (8 + (x >> 16 & 3)) << 10);
 }
 
@@ -67,19 +68,25 @@ inline void fill_panels(Form form, uint8_t* p, int64_t bytes, Random& random) {
   const int64_t chunk = chunk_bytes(form);
   for (uint8_t* end = p + bytes; p < end; p += chunk) {
     if (form == Form::F32) {
-      for (int i = 0; i < 1024; ++i) reinterpret_cast<float*>(p)[i] = random.real();
+      for (int i = 0; i < 1024; ++i)
+        reinterpret_cast<float*>(p)[i] = random.real();
     } else if (form == Form::F16) {
-      for (int i = 0; i < 1024; ++i) reinterpret_cast<uint16_t*>(p)[i] = small_f16(random);
+      for (int i = 0; i < 1024; ++i)
+        reinterpret_cast<uint16_t*>(p)[i] = small_f16(random);
     } else if (form == Form::BF16) {
       for (int i = 0; i < 1024; ++i) {
         const float x = random.real();
         std::memcpy(p + 2 * i, reinterpret_cast<const uint8_t*>(&x) + 2, 2);
       }
     } else {
-      for (int64_t i = 0; i < chunk; ++i) p[i] = static_cast<uint8_t>(random.bits() >> 11);
+      for (int64_t i = 0; i < chunk; ++i)
+        p[i] = static_cast<uint8_t>(random.bits() >> 11);
       // The f16 scales stand at the end of a chunk; U6 has padding after them.
       const bool k256 = chunk_k(form) == 256;
-      const int halves = form == Form::U6 ? 16 : !k256 && form != Form::U4m && form != Form::U5m ? 32 : k256 ? 32 : 64;
+      const int halves = form == Form::U6                                  ? 16
+                         : !k256 && form != Form::U4m && form != Form::U5m ? 32
+                         : k256                                            ? 32
+                                                                           : 64;
       uint8_t* scales = p + chunk - halves * 2 - (form == Form::U6 ? 32 : 0);
       for (int i = 0; i < halves; ++i) {
         const uint16_t d = small_f16(random);
