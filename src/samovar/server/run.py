@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -42,6 +43,8 @@ def serve(settings: Settings, *, download_progress: DownloadProgress = nullconte
     Raises SettingError for an address that cannot be used, and what loading the model raises.
     """
     log.set_up(settings.log_format)
+    # Its warnings are about writing to clients that have just gone away.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     sockets = bind(settings.host, settings.port)
     host = ModelHost(settings, partial(load_model, download_progress=download_progress))
     try:

@@ -65,6 +65,8 @@ class EventStream:
         async with aclosing(chunks):
             async for chunk in chunks:
                 await self.data(chunk)
+                # Neither of the two waits while there is more to send, and the loop has others.
+                await asyncio.sleep(0)
 
     async def _write(self, body: bytes) -> None:
         self._last_sent = asyncio.get_running_loop().time()
