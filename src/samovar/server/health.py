@@ -28,7 +28,7 @@ def _report(host: ModelHost) -> tuple[str, dict[str, Any]]:
         if host.draining:
             return "draining", {"loaded": []}
         if host.state == "failed":
-            return "failed", {"loaded": [], "detail": host.failure}
+            return "failed", {"loaded": []}  # why is in the log: anyone may ask for health
         # Not loaded yet is ready: the first request loads it.
         return ("loading" if host.state == "loading" else "ok"), {"loaded": []}
     stats = served.engine.engine.stats()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from samovar.config import Settings
 from samovar.errors import ModelNotFound, Unavailable
-from samovar.server.errors import public_error, shutting_down
+from samovar.log import LOGGER
+from samovar.server.errors import shutting_down
 
 if TYPE_CHECKING:
     from samovar.engine.async_engine import AsyncEngine
@@ -47,7 +48,7 @@ class ModelHost:
         self._load_model = load or load_model
         self._loading: asyncio.Task[ServedModel] | None = None
         self.served: ServedModel | None = None
-        self.failure: str | None = None
+        self._failed = False
         self.created = int(time.time())
         self.draining = False
         self.stopped = asyncio.Event()
@@ -76,7 +77,7 @@ class ModelHost:
             return "loaded"
         if self._loading is not None:
             return "loading"
-        return "unloaded" if self.failure is None else "failed"
+        return "failed" if self._failed else "unloaded"
 
     @property
     def id(self) -> str:
@@ -130,11 +131,12 @@ class ModelHost:
             await self.served.engine.close()
 
     async def _load(self) -> ServedModel:
-        self.failure = None
         try:
             local, engine = await asyncio.to_thread(self._load_model, self._settings)
         except Exception as error:
-            self.failure = str(public_error(error))
+            self._failed = True
+            if not self._settings.preload:  # else it ends the server, with this very message
+                LOGGER.error("the model could not be loaded: %s", error)
             raise
         else:
             model_id = self._settings.alias or local.alias or local.id
@@ -168,4 +170,5 @@ def _guessed_id(settings: Settings) -> str:
         from samovar.hub import DEFAULT_MODEL
 
         return DEFAULT_MODEL
-    return Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
+    is_path = "/" in settings.model or settings.model.endswith(".gguf")
+    return Path(settings.model).stem if is_path else settings.model
