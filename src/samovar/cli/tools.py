@@ -170,7 +170,7 @@ def _profiled(runner: _TimedRunner, measure: Callable[[], float]) -> dict[str, A
         sums = rows.setdefault((row["kind"], row["origin"]), [0, 0])
         sums[0] += row["calls"]
         sums[1] += row["ns"]
-    operations = [
+    operations: list[dict[str, Any]] = [
         {"kind": kind, "origin": origin, "calls": calls, "seconds": ns / 1e9}
         for (kind, origin), (calls, ns) in sorted(rows.items(), key=lambda item: -item[1][1])
     ]
