@@ -25,7 +25,8 @@ namespace samovar {
 // Q8 input: acc = 0; for each block b of 32 in k order, with I the exact integer sum of
 //   (weight code - offset) * activation code: acc = fma(float(I), d_w[b] * d_a[b], acc);
 //   forms with minimums then acc = fma(min_w[b], dsum_a[b], acc); U6 combines its halves first,
-//   I = s_lo * I_lo + s_hi * I_hi, which is below 2^24 and so exact in float too.  For K-quants d_w = d * sc and min_w = -(dmin * mn), exact in f32.
+//   I = s_lo * I_lo + s_hi * I_hi, which is below 2^24 and so exact in float too.  For K-quants
+//   d_w = d * sc and min_w = -(dmin * mn), exact in f32.
 // F32 input: acc = fma(x[k], w[k], acc) in k order.  F16 weights are widened first.
 // BF16 input: for each 32 k: e and o from zero, e = fma(x[2i], w[2i], e), o = fma(x[2i+1], w[2i+1], o)
 //   for i = 0..15; acc = acc + (e + o).  This is TDPBF16PS.

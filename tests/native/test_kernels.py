@@ -292,17 +292,17 @@ def test_attend(kernels: native.Kernels, dtype: str, hd: int, tokens: int, rows:
 def test_attend_merge(kernels: native.Kernels) -> None:
     rng = np.random.default_rng(0)
     a, b = activations(rng, 64), activations(rng, 64)
-    m_a, l_a, m_b, l_b = f32(1.5), f32(3.25), f32(2.75), f32(0.7)
+    m_a, l_a, m_b, l_b = 1.5, 3.25, 2.75, 0.625
     m, total, o = kernels.attend_merge(m_a, l_a, a, m_b, l_b, b)
-    w_a, w_b = exp(np.array([m_a - m_b]))[0], f32(1)
+    w_a, w_b = exp(np.array([m_a - m_b], np.float32))[0], f32(1)
     assert m[0] == m_b
-    assert total[0] == fma(l_b, w_b, l_a * w_a)
+    assert total[0] == fma(l_b, w_b, f32(l_a) * w_a)
     np.testing.assert_array_equal(o[0], fma(b, w_b, a * w_a))
 
-    nothing = f32(-np.inf)
+    nothing = -np.inf
     for merged in (
-        kernels.attend_merge(m_a, l_a, a, nothing, f32(0), b * 0),
-        kernels.attend_merge(nothing, f32(0), b * 0, m_a, l_a, a),
+        kernels.attend_merge(m_a, l_a, a, nothing, 0, b * 0),
+        kernels.attend_merge(nothing, 0, b * 0, m_a, l_a, a),
     ):
         assert merged[0][0] == m_a
         assert merged[1][0] == l_a
