@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samovar._native import available_memory
 
 from engine_cases import GOLDEN, MODEL_PATHS, load, replies, requests
 from samovar import Engine, Request, SamplingParams
+from samovar._native import available_memory
 from samovar.engine.blocks import BLOCK_TOKENS
 from samovar.errors import ContextOverflow, MemoryLimit, RequestError, SettingError
 

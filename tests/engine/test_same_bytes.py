@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samovar._native import available
 
 from engine_cases import MODEL_PATHS, PROMPTS, alone, load, replies, requests
 from samovar import Engine
+from samovar._native import available
 from samovar.engine.blocks import blocks_for
 
 paths = pytest.mark.parametrize("path", MODEL_PATHS, ids=lambda path: path.stem)
