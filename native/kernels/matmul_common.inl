@@ -88,12 +88,14 @@ template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulA
 }
 
 // Fetches the chunk that lies about 2 KB ahead in each panel of the tile, so that one core keeps memory
-// busy.  A stream that ends goes on in the next tile.
+// busy (1 KB in a lone panel, which more rows read more slowly).  A stream that ends goes on in the next
+// tile.
 template <Form form, class T>
 SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c,
                                    int num_chunks) {
   constexpr int64_t bytes = chunk_bytes(form);
-  constexpr int ahead = bytes >= 2048 ? 1 : (2048 + bytes - 1) / bytes;
+  constexpr int64_t distance = T::panels > 1 ? 2048 : 1024;
+  constexpr int ahead = static_cast<int>((distance + bytes - 1) / bytes);
   const uint8_t* p = w + ahead * bytes;
   if (!tile.fetch)
     return;
