@@ -6,7 +6,8 @@
 //    are added as a tree: l + 8, then + 4, + 2, + 1.  `max16` likewise (order does not matter).
 //  * exp is one fixed polynomial (kernels/math.inl) of about 1 ulp, 0 below -86.9 (where a result
 //    is under 2^-125); sigmoid, silu, gelu build on it.
-//  * FTZ and DAZ are set by the caller in every compute thread.
+//  * FTZ and DAZ are set by the caller in every compute thread.  (x86 flushes what is tiny after
+//    rounding, ARM before: a result that rounds up to 2^-126 is the one that may differ.)
 //
 // Contracts common to all: pointers that name rows, panels and pages are 64-byte aligned unless
 // said otherwise; no allocation, no exceptions, no threads, no static state.
