@@ -5,13 +5,29 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace samovar {
 
-// A fixed team of threads; worker 0 is whoever calls `run`.  Waiting spins briefly, then sleeps on a
-// futex: a team with more threads than cores stays usable, and an idle one costs nothing.  Every
-// worker computes with FTZ and DAZ set.
+// Work in phases, each of independent items.
+class Job {
+public:
+  // Prepares the next phase and returns its number of items, 0 after the last.  Called first, and then
+  // by whoever finished the last item of a phase; never by two workers at once.
+  virtual int64_t next_phase(int worker) noexcept = 0;
+  virtual void run(int64_t item, int worker) noexcept = 0;
+
+protected:
+  ~Job() = default;
+};
+
+// A fixed team of threads; worker 0 is whoever calls `run`.
+//
+// A phase ends when its items are done, not when every worker has come: one that the system has put
+// aside delays no more than the item in its hands, and joins again wherever the work has got to.
+// Waiting spins briefly, then sleeps on a futex, so that a team with more threads than cores stays
+// usable, and an idle one costs nothing.  Every worker computes with FTZ and DAZ set.
 class Pool {
 public:
   explicit Pool(int threads);
@@ -21,63 +37,42 @@ public:
 
   int threads() const { return threads_; }
 
-  // Calls body(worker), which must not throw, on every worker; returns when all have returned.
-  // Callers from several threads take turns.
-  template <class Body> void run(const Body& body) {
-    dispatch([](const void* b, int worker) { (*static_cast<const Body*>(b))(worker); }, &body);
-  }
+  // Does a job; callers from several threads take turns.
+  void run(Job& job);
 
-  // Calls body(item) for each item in [0, items), shared among the workers in no certain order.
+  // Calls body(item, worker), which must not throw, for each item in [0, items), in no certain order.
   template <class Body> void each(int64_t items, const Body& body) {
-    run([&](int) {
-      for (int64_t item = claim(); item < items; item = claim())
-        body(item);
-    });
+    struct Each final : Job {
+      Each(int64_t n, const Body& b) : items(n), body(b) {}
+      int64_t next_phase(int) noexcept override { return std::exchange(items, 0); }
+      void run(int64_t item, int worker) noexcept override { body(item, worker); }
+      int64_t items;
+      const Body& body;
+    } job(items, body);
+    run(job);
   }
 
-  // The next number that nobody has claimed since the last barrier.  Only inside `run`.
-  int64_t claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
-
-  // Waits until every worker is here.  The last one calls `serial` before anybody goes on.  Only
-  // inside `run`.
-  template <class Serial> void barrier(const Serial& serial) {
-    const uint32_t generation = generation_.word.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-      serial();
-      arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      advance(generation_);
-    } else {
-      wait(generation_, generation);
-    }
-  }
+  static constexpr int64_t kMaxItems = int64_t{1} << 31; // of a phase
 
 private:
-  using Body = void (*)(const void* body, int worker);
-
-  // A counter that threads wait on.
-  struct alignas(64) Signal {
-    std::atomic<uint32_t> word{0};
-    std::atomic<int> sleepers{0};
-  };
-
-  void dispatch(Body call, const void* body);
   void work(int worker);
+  void take_turn(int worker, uint32_t event);
+  void open(int64_t items);
+  void wait(uint32_t event);
   void stop();
-  void advance(Signal& signal);
-  void wait(Signal& signal, uint32_t old);
 
   const int threads_;
   int64_t spin_ns_;
   std::vector<std::thread> workers_;
   std::mutex turn_; // held by the caller of `run`
-  Body call_ = nullptr;
-  const void* body_ = nullptr;
-  bool stopping_ = false;
-  Signal epoch_;      // advanced at each dispatch
-  Signal generation_; // advanced at each barrier
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
+  Job* job_ = nullptr;
+  std::atomic<bool> stopping_{false};
+  // The items of the phase and the next one to claim in one word: a claim needs nothing else, so a
+  // worker that comes too late touches no job.  No items: no job.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> done_{0};   // items of the phase
+  alignas(64) std::atomic<uint32_t> event_{0}; // advanced after each change that somebody may wait for
+  std::atomic<int> sleepers_{0};
 };
 
 } // namespace samovar

@@ -117,6 +117,54 @@ void Runner::check_blocks(const StepInputs& in) {
   }
 }
 
+// Walks through the phases of a step.  Phases with one item, as half of a layer's are for a few
+// rows, are computed by whoever finished the phase before, so that they wake and await nobody.
+class Runner::StepJob final : public Job {
+public:
+  StepJob(Runner& runner, const Step& step) : runner_(runner), step_(step) {}
+
+  int64_t next_phase(int worker) noexcept override {
+    for (;; ++next_) {
+      if (runner_.profiling_)
+        record();
+      if (next_ == runner_.phases_.size())
+        return 0;
+      current_ = &runner_.phases_[next_];
+      const int64_t items = current_->op->items(step_, current_->phase);
+      if (items > 1) {
+        ++next_;
+        return items;
+      }
+      if (items == 1)
+        run(0, worker);
+    }
+  }
+
+  void run(int64_t item, int worker) noexcept override {
+    current_->op->run(step_, current_->phase, item, runner_.scratch_ + worker * runner_.scratch_bytes_);
+  }
+
+private:
+  using Clock = std::chrono::steady_clock;
+
+  // The time since the last call belongs to the phase that ended.
+  void record() {
+    const Clock::time_point now = Clock::now();
+    if (current_ != nullptr) {
+      Profile& profile = runner_.profile_[current_->profile];
+      profile.ns += std::chrono::nanoseconds(now - start_).count();
+      profile.calls += current_->phase == 0;
+    }
+    start_ = now;
+  }
+
+  Runner& runner_;
+  const Step& step_;
+  size_t next_ = 0;
+  const Phase* current_ = nullptr;
+  Clock::time_point start_;
+};
+
 std::vector<int32_t> Runner::run(const StepInputs& in) {
   const std::lock_guard turn(turn_);
   check_rows(in);
@@ -138,49 +186,13 @@ std::vector<int32_t> Runner::run(const StepInputs& in) {
   for (AttentionPlan& plan : plans_)
     plan.build(step);
   std::fill_n(bad_.begin(), in.tokens.size(), uint8_t{0});
-  pool_->run([&](int worker) { work(step, worker); });
+  StepJob job(*this, step);
+  pool_->run(job);
   std::vector<int32_t> bad;
   for (size_t t = 0; t < in.tokens.size(); ++t)
     if (bad_[t])
       bad.push_back(static_cast<int32_t>(t));
   return bad;
-}
-
-// Phases with one item are computed by whoever comes last to the barrier before them: for a few
-// rows, half of a layer's operations then cost no barrier of their own.
-void Runner::work(const Step& step, int worker) {
-  using Clock = std::chrono::steady_clock;
-  const bool timed = profiling_ && worker == 0;
-  size_t next = 0;
-  while (next < phases_.size()) {
-    const Phase& phase = phases_[next++];
-    const int64_t items = phase.op->items(step, phase.phase);
-    if (items == 0)
-      continue;
-    const auto start = timed ? Clock::now() : Clock::time_point();
-    uint8_t* scratch = scratch_ + worker * scratch_bytes_;
-    for (int64_t item = pool_->claim(); item < items; item = pool_->claim())
-      phase.op->run(step, phase.phase, item, scratch);
-    const size_t first = next;
-    while (!profiling_ && next < phases_.size() && phases_[next].op->items(step, phases_[next].phase) <= 1)
-      ++next;
-    if (next == phases_.size() && first == next && !profiling_)
-      break; // the end of the dispatch is a barrier itself
-    pool_->barrier([&] {
-      for (size_t i = first; i < next; ++i)
-        compute(step, phases_[i], worker);
-    });
-    if (timed) {
-      Profile& profile = profile_[phase.profile];
-      profile.ns += std::chrono::nanoseconds(Clock::now() - start).count();
-      profile.calls += phase.phase == 0;
-    }
-  }
-}
-
-void Runner::compute(const Step& step, const Phase& phase, int worker) {
-  if (phase.op->items(step, phase.phase) == 1)
-    phase.op->run(step, phase.phase, 0, scratch_ + worker * scratch_bytes_);
 }
 
 void Runner::set_profiling(bool enabled) {
@@ -194,14 +206,10 @@ void Runner::sample(std::span<const Choice> choices, std::span<int32_t> tokens) 
   const std::lock_guard turn(turn_);
   for (size_t i = 0; i < choices.size(); ++i)
     check_choice(choices[i], i, max_logit_rows(), logits_cols());
-  const auto pick = [&](size_t i, int worker) {
-    tokens[i] =
-        samplers_[static_cast<size_t>(worker)].pick(logits_ + choices[i].row * logits_stride(), choices[i]);
-  };
-  const auto count = static_cast<int64_t>(choices.size());
-  pool_->run([&](int worker) {
-    for (int64_t i = pool_->claim(); i < count; i = pool_->claim())
-      pick(static_cast<size_t>(i), worker);
+  pool_->each(static_cast<int64_t>(choices.size()), [&](int64_t item, int worker) {
+    const Choice& choice = choices[static_cast<size_t>(item)];
+    const float* row = logits_ + choice.row * logits_stride();
+    tokens[static_cast<size_t>(item)] = samplers_[static_cast<size_t>(worker)].pick(row, choice);
   });
 }
 

@@ -53,11 +53,13 @@ public:
     int64_t calls = 0;
     int64_t ns = 0;
   };
-  // Time by operation on worker 0, waiting for the others included, since profiling was switched on.
+  // Time by operation, from its start to the end of its last item, since profiling was switched on.
   const std::vector<Profile>& profile() const { return profile_; }
   void set_profiling(bool enabled);
 
 private:
+  class StepJob;
+
   struct Phase {
     const Op* op;
     int phase;
@@ -72,9 +74,6 @@ private:
 
   void check_rows(const StepInputs& in) const;
   void check_blocks(const StepInputs& in);
-  void work(const Step& step, int worker);
-  void compute(const Step& step, const Phase& phase, int worker);
-
   std::shared_ptr<Program> program_;
   std::shared_ptr<KvCache> cache_;
   const Kernels* kernels_;

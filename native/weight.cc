@@ -14,6 +14,8 @@ constexpr int64_t kMaxRows = int64_t{1} << 28;
 constexpr int64_t kMaxCols = int64_t{1} << 24;
 // Columns packed lane after lane: all lanes of a piece stay in L1.  A multiple of each chunk.
 constexpr int64_t kPieceCols = 512;
+constexpr int64_t kItemPanels = 8;
+static_assert(kMaxRows / kPanelRows / kItemPanels <= Pool::kMaxItems);
 
 const BlockFormat& checked_format(const Weight::Part& part, size_t index, int64_t cols) {
   const BlockFormat* format = find_block_format(part.format);
@@ -60,7 +62,7 @@ std::shared_ptr<const Weight> Weight::pack(std::span<const Part> parts, int64_t 
     const auto part_rows = static_cast<int>(parts[i].rows);
     weight->segments_.push_back({format.form, first_row, part_rows, to, stride});
     const int64_t row_bytes = cols / format.elements * format.bytes;
-    pool.each(panels, [&, data = parts[i].data](int64_t panel) {
+    const auto pack_panel = [&, data = parts[i].data](int64_t panel) {
       const int64_t start = panel * kPanelRows;
       const int64_t lanes = std::min<int64_t>(kPanelRows, part_rows - start);
       for (int64_t k = 0; k < cols; k += kPieceCols) {
@@ -70,6 +72,11 @@ std::shared_ptr<const Weight> Weight::pack(std::span<const Part> parts, int64_t 
           format.pack(data + (start + lane) * row_bytes + before, std::min(kPieceCols, cols - k), lane,
                       chunks);
       }
+    };
+    pool.each((panels + kItemPanels - 1) / kItemPanels, [&](int64_t item, int) {
+      const int64_t end = std::min((item + 1) * kItemPanels, panels);
+      for (int64_t panel = item * kItemPanels; panel < end; ++panel)
+        pack_panel(panel);
     });
     first_row += part_rows;
   }
