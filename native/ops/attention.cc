@@ -2,7 +2,6 @@
 #include "../program.h"
 #include "ops.h"
 
-#include <bit>
 #include <limits>
 
 namespace samovar {
@@ -11,15 +10,8 @@ namespace {
 constexpr int kMaxRows = 16;
 constexpr int kMaxDim = 256;
 constexpr int kChunkPages = kContextChunk / kPageTokens;
+constexpr uint32_t kBf16Infinity = 0x7f7f8000; // what is less stays finite when rounded to bf16
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-// Whether all values are finite, and stay so when rounded to bf16.
-bool storable(const float* x, int n) {
-  uint32_t largest = 0;
-  for (int i = 0; i < n; ++i)
-    largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffff);
-  return largest < 0x7f7f8000;
-}
 
 // Phase 0 stores the step's keys and values; phase 1 attends; phase 2 folds chunks that were
 // attended to apart (attention_plan.h).
@@ -82,7 +74,7 @@ private:
     const int dim = shape_.head_dim;
     float* x = step.floats(x_, t);
     // Whoever gets this page next may read the slot before writing it (times 0): no NaN may stay there.
-    const bool good = storable(x, x_.cols);
+    const bool good = all_below(x, x_.cols, kBf16Infinity);
     if (!good)
       step.mark_bad(RowKind::Tokens, t);
     const int position = step.positions[static_cast<size_t>(t)];
