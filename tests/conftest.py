@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
+from samovar import hub
 from samovar.checkpoint.base import TokenizerSource
+from samovar.errors import DownloadError
 from samovar.text.tokenizer import Tokenizer
 
 # Function-scoped fixtures are not reset between examples: all of ours are immutable.
@@ -20,6 +24,15 @@ def byte_alphabet() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spare = iter(range(256, 512))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model, where it was fetched already; nothing is downloaded by a test."""
+    try:
+        return hub.resolve("smollm2", offline=True).path
+    except DownloadError:
+        pytest.skip("needs the default model: samovar pull smollm2")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,9 @@ PROMPTS = [
 MODEL_PATHS = [GOLDEN / "llama.gguf", GOLDEN / "gemma3.gguf"]
 
 
-def requests(engine: Engine, *, max_tokens: int = 24) -> list[Request]:
+def requests(
+    engine: Engine, prompts: Iterable[str] = PROMPTS, *, max_tokens: int = 24
+) -> list[Request]:
     """One request for each prompt: greedy, drawn, penalised and filtered by turns."""
     samplings = [
         SamplingParams(),
@@ -38,7 +40,7 @@ def requests(engine: Engine, *, max_tokens: int = 24) -> list[Request]:
             max_tokens=max_tokens,
             end_ids=engine.end_ids,
         )
-        for i, text in enumerate(PROMPTS)
+        for i, text in enumerate(prompts)
     ]
 
 

@@ -44,6 +44,7 @@ def run_step(scheduler: Scheduler, batch: int, max_sequences: int) -> list[Seque
     decoding = [chunk for chunk in chunks if chunk.seq.pending == 1]
     assert len(chunks) <= max_sequences
     assert sum(c.count for c in chunks) - len(decoding) <= batch
+    assert sum(c.count for c in chunks) <= batch + max_sequences
     for chunk in chunks:
         assert chunk.start == chunk.seq.computed
         assert 1 <= chunk.count <= chunk.seq.pending

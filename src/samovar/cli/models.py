@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samovar.cli.options import takes_settings
-from samovar.cli.progress import download_progress
+from samovar.cli.progress import progress_bar
 from samovar.cli.reply import find_model
 from samovar.config import Settings, load_settings
 from samovar.log import escape
@@ -24,7 +24,7 @@ def pull(
     """Download a model, unless it is there, and print where it lies."""
     from samovar import hub
 
-    with download_progress() as progress:
+    with progress_bar() as progress:
         found = hub.resolve(model, offline=load_settings().offline, progress=progress)
     print(found.path)
     return 0

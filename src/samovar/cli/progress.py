@@ -1,4 +1,4 @@
-"""Progress of downloads on stderr, where that is a terminal."""
+"""Progress of long work on stderr, where that is a terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def download_progress() -> Iterator[Callable[[str, int, int | None], None] | None]:
+def progress_bar() -> Iterator[Callable[[str, int, int | None], None] | None]:
     """Yields a function (what, bytes so far, bytes in all or None) that draws a bar, or None.
 
-    The bar appears with the first call: where nothing is downloaded, nothing is drawn.
+    The bar appears with the first call: where nothing takes long, nothing is drawn.
     """
     if not sys.stderr.isatty():
         yield None

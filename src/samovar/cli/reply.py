@@ -31,18 +31,22 @@ class Reply:
 
 def load_engine(settings: Settings) -> Engine:
     """The engine for the model of `settings`, which is downloaded when it is not there."""
+    from samovar.cli.progress import progress_bar
     from samovar.engine.engine import Engine
 
     model = find_model(settings)
-    return Engine.load(model.path, settings.engine_options(), sha256=model.sha256)
+    with progress_bar() as progress:
+        return Engine.load(
+            model.path, settings.engine_options(), sha256=model.sha256, progress=progress
+        )
 
 
 def find_model(settings: Settings) -> LocalModel:
     """The files of the model of `settings`, downloaded when they are not there."""
     from samovar import hub
-    from samovar.cli.progress import download_progress
+    from samovar.cli.progress import progress_bar
 
-    with download_progress() as progress:
+    with progress_bar() as progress:
         return hub.resolve(settings.model, offline=settings.offline, progress=progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import sys
 import threading
@@ -14,6 +15,8 @@ from samovar.errors import Unavailable
 
 # The engine needs the GIL for a short while after each step; the default of 5 ms is two steps long.
 SWITCH_INTERVAL_S = 0.0005
+
+logger = logging.getLogger("samovar")
 
 
 class AsyncEngine:
@@ -62,13 +65,16 @@ class AsyncEngine:
         return True
 
     async def close(self) -> None:
-        """Ends the thread after its current step."""
+        """Ends the thread after its current step, and with it every stream that is still open."""
         if self._thread is not None:
+            thread, self._thread = self._thread, None
             self._inbox.put(None)
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(thread.join)
+            self._fail(Unavailable("The engine was closed.", code="shutting_down"))
 
     async def _stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._refuse_if_failed()  # it may have failed since the stream was asked for
         self._streams[request.id] = deltas
         ended = False
         try:
@@ -86,6 +92,8 @@ class AsyncEngine:
                 self._inbox.put(request.id)
 
     def _refuse_if_failed(self) -> None:
+        if isinstance(self.failure, Unavailable):
+            raise self.failure
         if self.failure is not None:
             raise Unavailable(
                 "The engine has stopped after a fault; see the server's log.", code="engine_error"
@@ -98,7 +106,7 @@ class AsyncEngine:
                 stream.put_nowait(delta)
 
     def _fail(self, failure: BaseException) -> None:
-        self.failure = failure
+        self.failure = self.failure or failure
         for stream in self._streams.values():
             stream.put_nowait(None)
 
@@ -109,9 +117,10 @@ class AsyncEngine:
                 deltas = self.engine.step()
                 if deltas:
                     self._post(self._deliver, deltas)
+            self.engine.abort_all()
         except BaseException as failure:  # the thread must never end in silence
+            logger.critical("the engine has stopped after a fault", exc_info=failure)
             self._post(self._fail, failure)
-            raise
 
     def _take_messages(self) -> bool:
         """Applies what has arrived, waiting while the engine is idle; False once it shall end."""

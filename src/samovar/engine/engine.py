@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samovar.engine.blocks import BlockPool
-from samovar.engine.load import EngineOptions, LoadedModel, load_model
+from samovar.engine.load import EngineOptions, LoadedModel, Progress, load_model
 from samovar.engine.request import Delta, Request
 from samovar.engine.scheduler import Chunk, Scheduler
 from samovar.engine.sequence import Sequence
@@ -59,11 +59,16 @@ class Engine:
 
     @classmethod
     def load(
-        cls, path: Path, options: EngineOptions | None = None, *, sha256: str | None = None
+        cls,
+        path: Path,
+        options: EngineOptions | None = None,
+        *,
+        sha256: str | None = None,
+        progress: Progress | None = None,
     ) -> Engine:
-        """An engine for the model file at `path`; see `load_model` for the errors."""
+        """An engine for the model file at `path`; see `load_model`."""
         options = options or EngineOptions()
-        return cls(load_model(path, options, sha256=sha256), options)
+        return cls(load_model(path, options, sha256=sha256, progress=progress), options)
 
     def check(self, request: Request, *, param: str = "prompt") -> None:
         """Raises what `submit` would raise; thread-safe.  `param` names the field in the error."""
@@ -89,6 +94,11 @@ class Engine:
         seq = self._sequences.pop(request_id, None)
         if seq is not None:
             self._scheduler.remove(seq)
+
+    def abort_all(self) -> None:
+        """Drops every request."""
+        for request_id in list(self._sequences):
+            self.abort(request_id)
 
     def step(self) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do."""

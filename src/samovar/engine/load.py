@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias, TypedDict
 
 from samovar import _native as native
 from samovar.cache import cache_directory
 from samovar.checkpoint import open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
 from samovar.engine.fingerprint import fingerprint, remembered_sha256
-from samovar.errors import MemoryLimit, SettingError
+from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
 from samovar.models import LoadedProgram, load_program
 from samovar.text.template import ChatTemplate
 from samovar.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_CTX = 4096
+LONG_S = 1.0  # loading that takes longer shows its progress
 KV_SHARE_OF_FREE_MEMORY = 4  # the pool takes one part in so many, if one context needs no more
 
 
@@ -55,9 +58,22 @@ class ModelInfo:
     threads: int
     batch: int
     weight_bytes: int
+    buffer_bytes: int
     kv_bytes: int
     load_s: float
     fingerprint: str
+
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+
+
+class KvShape(TypedDict):
+    """What the bytes of a KV block depend on."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +88,17 @@ class LoadedModel:
     num_blocks: int
 
 
-def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    options: EngineOptions,
+    *,
+    sha256: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
     """Reads, checks, packs and plans a model.
 
-    sha256: the file's, where it is known already.
+    sha256: the file's, where it is known already.  progress: called with what is under way, the
+    bytes done and the bytes in all, once loading turns out to be long.
     Raises CheckpointError, UnsupportedModel, MemoryLimit, SettingError.
     """
     started = time.monotonic()
@@ -89,13 +112,18 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
     pool = native.Pool(options.threads or native.usable_cores())
     program = load_program(
         checkpoint,
-        kernels=kernels,
         pool=pool,
         arena=native.Arena(),
         max_tokens=options.batch + options.max_sequences,
         max_logit_rows=options.max_sequences,
         max_sequences=options.max_sequences,
+        progress=_once_long(progress, path, started),
     )
+    if program.vocab_size != tokenizer.vocab_size:
+        raise UnsupportedModel(
+            f"{path}: the model predicts {program.vocab_size} tokens, but its vocabulary has "
+            f"{tokenizer.vocab_size}."
+        )
     num_ctx = _context(options.ctx, program.max_ctx)
     cache = _kv_cache(program, num_ctx, options)
     template_text = None if template is None else template.source
@@ -112,6 +140,7 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
         threads=pool.threads,
         batch=options.batch,
         weight_bytes=program.weight_bytes,
+        buffer_bytes=program.buffer_bytes,
         kv_bytes=cache.nbytes,
         load_s=time.monotonic() - started,
         fingerprint=fingerprint(sha256 or remembered_sha256(path), options.kv, template_text),
@@ -124,6 +153,19 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
         end_ids=_end_ids(options.eos, tokenizer, template),
         num_blocks=cache.num_blocks,
     )
+
+
+def _once_long(
+    progress: Progress | None, path: Path, started: float
+) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+
+    def report(done: int, total: int) -> None:
+        if time.monotonic() - started > LONG_S:
+            progress(f"loading {path.name}", done, total)
+
+    return report
 
 
 def _kernels(isa: str | None) -> native.Kernels:
@@ -175,25 +217,23 @@ def _refuse_if_larger_than_memory(path: Path, file_bytes: int) -> None:
 
 
 def _kv_cache(program: LoadedProgram, num_ctx: int, options: EngineOptions) -> native.KvCache:
-    def reserve(num_blocks: int) -> native.KvCache:
-        return native.KvCache(
-            layers=program.layers,
-            kv_heads=program.kv_heads,
-            head_dim=program.head_dim,
-            num_blocks=num_blocks,
-            dtype=options.kv,
-        )
+    shape: KvShape = {
+        "layers": program.layers,
+        "kv_heads": program.kv_heads,
+        "head_dim": program.head_dim,
+        "dtype": options.kv,
+    }
+    block_bytes = native.KvCache.block_bytes_for(**shape)
+    free = native.available_memory() - program.buffer_bytes  # reserved, but not touched yet
+    num_blocks = _plan_blocks(num_ctx, options.max_sequences, block_bytes, free)
+    return native.KvCache(num_blocks=num_blocks, **shape)
 
-    block_bytes = reserve(1).block_bytes
-    return reserve(_plan_blocks(num_ctx, options.max_sequences, block_bytes))
 
-
-def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int) -> int:
+def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int, free: int) -> int:
     """Blocks of the KV pool: at least one context, at most what all sequences can use."""
     one = blocks_for(num_ctx)
-    free = native.available_memory()
     if one * block_bytes > free:
-        fits = free // block_bytes * BLOCK_TOKENS
+        fits = max(0, free // block_bytes * BLOCK_TOKENS)
         raise MemoryLimit(
             f"The KV cache of one context of {num_ctx} tokens needs "
             f"{one * block_bytes / 2**20:.0f} MiB, but only {free / 2**20:.0f} MiB are free: "

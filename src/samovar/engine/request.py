@@ -9,6 +9,7 @@ from samovar.errors import RequestError
 
 FinishReason = Literal["stop", "length"]
 MAX_STOP_STRINGS = 4
+MIN_REPEAT_PENALTY = 1e-6  # far below any use, and far above what float32 rounds to zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_range("repeat_penalty", self.repeat_penalty, 0.0, 100.0, low_open=True)
+        _check_range("repeat_penalty", self.repeat_penalty, MIN_REPEAT_PENALTY, 100.0)
         _check_range("repeat_last_n", self.repeat_last_n, 0, 2**31 - 1)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -46,15 +47,9 @@ class SamplingParams:
         _check_range("seed", self.seed, 0, 2**64 - 1)
 
 
-def _check_range(
-    name: str, value: float, low: float, high: float, *, low_open: bool = False
-) -> None:
-    inside = low < value <= high if low_open else low <= value <= high  # NaN is inside of nothing
-    if not inside:
-        bracket = "(" if low_open else "["
-        raise RequestError(
-            f"{name} is {value}, but must be in {bracket}{low:g}, {high:g}].", param=name
-        )
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # NaN is inside of nothing
+        raise RequestError(f"{name} is {value}, but must be in [{low:g}, {high:g}].", param=name)
 
 
 @dataclass(frozen=True, slots=True)

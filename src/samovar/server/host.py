@@ -24,7 +24,7 @@ LOAD_WAIT_S = 60.0  # how long a request waits for the model before it is told t
 LOAD_RETRY_S = 5
 
 State = Literal["unloaded", "loading", "loaded", "failed"]
-DownloadProgress = Callable[[], "AbstractContextManager[Progress | None]"]
+ProgressBar = Callable[[], "AbstractContextManager[Progress | None]"]
 Loader = Callable[[Settings], "tuple[LocalModel, Engine]"]
 
 
@@ -152,15 +152,18 @@ class ModelHost:
 
 
 def load_model(
-    settings: Settings, download_progress: DownloadProgress = nullcontext
+    settings: Settings, progress_bar: ProgressBar = nullcontext
 ) -> tuple[LocalModel, Engine]:
     """Finds, or downloads, the model of the settings and loads it; blocks."""
     from samovar import hub
     from samovar.engine.engine import Engine
 
-    with download_progress() as progress:
+    with progress_bar() as progress:
         local = hub.resolve(settings.model, offline=settings.offline, progress=progress)
-    return local, Engine.load(local.path, settings.engine_options(), sha256=local.sha256)
+        engine = Engine.load(
+            local.path, settings.engine_options(), sha256=local.sha256, progress=progress
+        )
+    return local, engine
 
 
 def _guessed_id(settings: Settings) -> str:

@@ -23,7 +23,7 @@ from samovar import __version__, log
 from samovar.config import Settings
 from samovar.errors import SettingError
 from samovar.server.app import create_app
-from samovar.server.host import DownloadProgress, ModelHost, ServedModel, load_model
+from samovar.server.host import ModelHost, ProgressBar, ServedModel, load_model
 from samovar.server.limits import KEEP_ALIVE_S
 from samovar.server.protocol import Protocol
 
@@ -35,10 +35,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST_WORDS_S = 1  # for cut-off replies to be told so
 
 
-def serve(settings: Settings, *, download_progress: DownloadProgress = nullcontext) -> int:
+def serve(settings: Settings, *, progress_bar: ProgressBar = nullcontext) -> int:
     """Serves until a signal comes; the exit code.
 
-    download_progress: a context that yields what draws the progress of a download, or None.
+    progress_bar: a context that yields what draws the progress of a download or a load, or None.
 
     Raises SettingError for an address that cannot be used, and what loading the model raises.
     """
@@ -46,7 +46,7 @@ def serve(settings: Settings, *, download_progress: DownloadProgress = nullconte
     # Its warnings are about writing to clients that have just gone away.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     sockets = bind(settings.host, settings.port)
-    host = ModelHost(settings, partial(load_model, download_progress=download_progress))
+    host = ModelHost(settings, partial(load_model, progress_bar=progress_bar))
     try:
         asyncio.run(Server(host, settings).serve(sockets))
     finally:
