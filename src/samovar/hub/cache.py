@@ -29,7 +29,6 @@ from samovar.hub.catalog import KnownModel
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 
-
 def models_directory() -> Path:
     """Where downloaded models lie."""
     return cache_directory() / "models"
