@@ -41,6 +41,7 @@ def byte_tokenizer() -> Tokenizer:
     tokens = [*byte_alphabet(), "<|end|>"]
     return Tokenizer.build(
         TokenizerSource(
+            path="bytes.gguf",
             model="gpt2",
             pre="gpt-2",
             tokens=tokens,
@@ -49,9 +50,9 @@ def byte_tokenizer() -> Tokenizer:
             merges=[],
             bos_id=None,
             eos_id=256,
-            eot_id=None,
             unk_id=None,
             pad_id=None,
+            end_ids=[256],
             add_bos=False,
             add_eos=False,
             add_space_prefix=False,

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import tiny_gguf
+from samovar.checkpoint import open_checkpoint
 from samovar.checkpoint.base import TokenizerSource
-from samovar.errors import RequestError, SettingError, TemplateError
+from samovar.errors import CheckpointError, RequestError, SettingError, TemplateError
 from samovar.text.template import ChatTemplate
 from samovar.text.tokenizer import Tokenizer
 
@@ -235,11 +237,14 @@ def test_tools_and_kwargs_are_guarded_too(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == (
         '[{"name": "<|im_end|>", "parameters": {"</s>": ["<|im_start|>"]}}]<s>'
     )
-    plain = template.encode(chat(("user", "U")), kwargs={"self": 1, "extra": 2})
+    plain = template.encode(chat(("user", "U")), kwargs={"context": 1, "extra": 2})
     assert tokenizer.decode(plain) == "null2"
-    with pytest.raises(RequestError, match="'messages'") as error:
-        template.encode(chat(("user", "U")), kwargs={"messages": []})
-    assert error.value.param == "chat_template_kwargs.messages"
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "self"):
+        with pytest.raises(RequestError, match=f"'{name}'") as error:
+            template.encode(chat(("user", "U")), kwargs={name: 1})
+        assert error.value.param == f"chat_template_kwargs.{name}"
+        with pytest.raises(RequestError, match=f"'{name}'"):
+            template.render(chat(("user", "U")), add_generation_prompt=True, kwargs={name: 1})
 
 
 def test_turn_markers_of_the_users_own_making(tokenizer: Tokenizer) -> None:
@@ -250,6 +255,30 @@ def test_turn_markers_of_the_users_own_making(tokenizer: Tokenizer) -> None:
     assert ids.count(tokenizer.user_defined_ids["<think>"]) == 1
     other = ChatTemplate.from_jinja("{{ messages[0].content }}", tokenizer)
     assert other.encode(chat(("user", "<|mine|>"))) == [tokenizer.user_defined_ids["<|mine|>"]]
+
+
+def test_the_models_own_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def own(source: str | None) -> ChatTemplate | None:
+        writer = tiny_gguf.llama(tokenizer__chat_template=source)
+        return ChatTemplate.of_checkpoint(
+            open_checkpoint(writer.write(tmp_path / "m.gguf")), tokenizer
+        )
+
+    assert own(None) is None
+    template = own(CHATML)
+    assert template is not None
+    assert template.name == "model"
+    for bad, message in (
+        ("{% if %}", "not valid: line 1"),
+        ("{{ " + "(" * 5000, "deeply nested|not valid"),
+        ("x" * (1 << 20) + "x", "larger than 1048576 bytes"),
+    ):
+        with pytest.raises(CheckpointError, match=message) as error:
+            own(bad)
+        assert f"{tmp_path / 'm.gguf'}: tokenizer.chat_template: " in str(error.value)
+        assert "--chat-template NAME" in str(error.value)
+        with pytest.raises(TemplateError, match=message):
+            ChatTemplate.from_jinja(bad, tokenizer)
 
 
 def test_refusals(tokenizer: Tokenizer, chatml: ChatTemplate) -> None:

@@ -15,7 +15,7 @@ from samovar.config import Settings, load_settings
 from samovar.log import escape
 
 if TYPE_CHECKING:
-    from samovar.checkpoint.gguf import GGUFFile
+    from samovar.checkpoint import Checkpoint
 
 
 def pull(
@@ -57,23 +57,21 @@ def info(settings: Settings) -> int:
     from rich.table import Table
 
     from samovar.checkpoint import open_checkpoint
-    from samovar.checkpoint.gguf import GGUFFile
 
     model = find_model(settings)
-    file = GGUFFile(model.path)
     checkpoint = open_checkpoint(model.path)
     config = checkpoint.config
     rows = {
         "model": model.alias or model.id,
-        "title": file.metadata.get("general.name", "not stated in the file"),
+        "title": checkpoint.title or "not stated in the file",
         "architecture": config["model_type"],
-        "parameters": f"{sum(math.prod(t.shape) for t in file.tensors.values()) / 1e6:.1f} million",
-        "formats": _formats(file),
+        "parameters": f"{sum(math.prod(t.shape) for t in checkpoint.tensors()) / 1e6:.1f} million",
+        "formats": _formats(checkpoint),
         "layers": config["num_hidden_layers"],
         "context": f"{config['max_position_embeddings']} tokens",
         "vocabulary": f"{len(checkpoint.tokenizer.tokens)} tokens",
         "chat template": "none" if checkpoint.chat_template is None else "the model's own",
-        "licence": model.licence or file.metadata.get("general.license", "not stated in the file"),
+        "licence": model.licence or checkpoint.licence or "not stated in the file",
         "size": size(model.path.stat().st_size),
         "file": model.path,
     }
@@ -90,10 +88,10 @@ def size(num_bytes: int) -> str:
     return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
 
-def _formats(file: GGUFFile) -> str:
+def _formats(checkpoint: Checkpoint) -> str:
     """The formats of the weights with their shares of the bytes, largest first."""
     num_bytes: Counter[str] = Counter()
-    for tensor in file.tensors.values():
+    for tensor in checkpoint.tensors():
         num_bytes[tensor.format.name] += tensor.num_bytes
     total = num_bytes.total() or 1
     return ", ".join(f"{name} {n / total:.1%}" for name, n in num_bytes.most_common())

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypedDict
 
 from samovar import _native as native
 from samovar.cache import cache_directory
-from samovar.checkpoint import open_checkpoint
+from samovar.checkpoint import Checkpoint, open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
 from samovar.engine.fingerprint import fingerprint, remembered_sha256
 from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
@@ -108,7 +108,7 @@ def load_model(
     _refuse_if_larger_than_memory(path, file_bytes)
 
     tokenizer = Tokenizer.build(checkpoint.tokenizer, cache_dir=cache_directory())
-    template = _template(options.chat_template, checkpoint.chat_template, tokenizer)
+    template = _template(options.chat_template, checkpoint, tokenizer)
     pool = native.Pool(options.threads or native.usable_cores())
     program = load_program(
         checkpoint,
@@ -176,13 +176,13 @@ def _kernels(isa: str | None) -> native.Kernels:
 
 
 def _template(
-    wanted: str | None, models_own: str | None, tokenizer: Tokenizer
+    wanted: str | None, checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> ChatTemplate | None:
     if wanted is not None:
         if wanted in ChatTemplate.names():
             return ChatTemplate.named(wanted, tokenizer)
         return ChatTemplate.from_file(Path(wanted), tokenizer)
-    return None if models_own is None else ChatTemplate.from_jinja(models_own, tokenizer)
+    return ChatTemplate.of_checkpoint(checkpoint, tokenizer)
 
 
 def _end_ids(

@@ -14,7 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from samovar.errors import RequestError, SettingError, TemplateError
+from samovar.checkpoint.base import Checkpoint
+from samovar.errors import CheckpointError, RequestError, SettingError, TemplateError
 from samovar.text.sandbox import CompiledTemplate
 from samovar.text.special import SpecialSplitter
 from samovar.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ _NONCHARACTERS = (
     *map(chr, range(0xFDD0, 0xFDF0)),
     *(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF)),
 )
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "self"})
 # The same text under the names that different templates read.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -52,6 +53,10 @@ class ChatTemplate:
     def __init__(
         self, source: str, tokenizer: Tokenizer, *, name: str, variables: Mapping[str, object]
     ) -> None:
+        if len(source.encode("utf-8", "surrogatepass")) > _MAX_TEMPLATE_BYTES:
+            raise TemplateError(
+                f"The chat template is larger than {_MAX_TEMPLATE_BYTES} bytes.", param=None
+            )
         self.name = name
         self.source = source
         self._tokenizer = tokenizer
@@ -74,6 +79,19 @@ class ChatTemplate:
     def from_jinja(cls, source: str, tokenizer: Tokenizer, *, name: str = "model") -> ChatTemplate:
         """The template with this Jinja source.  Raises TemplateError if it is not valid."""
         return cls(source, tokenizer, name=name, variables=_special_tokens(tokenizer))
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The model's own template, if it has one.  Raises CheckpointError if it is not valid."""
+        if checkpoint.chat_template is None:
+            return None
+        try:
+            return cls.from_jinja(checkpoint.chat_template, tokenizer)
+        except TemplateError as error:
+            raise CheckpointError(
+                f"{checkpoint.path}: tokenizer.chat_template: {error} "
+                f"--chat-template NAME replaces it ({', '.join(NAMES)})."
+            ) from None
 
     @classmethod
     def named(cls, name: str, tokenizer: Tokenizer) -> ChatTemplate:
@@ -114,10 +132,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: object,
+        kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of a conversation, as Hugging Face renders it.  Raises TemplateError."""
-        return self._render(messages, add_generation_prompt, tools, kwargs)
+        """The text of a conversation, as Hugging Face renders it.
+
+        Raises TemplateError, and RequestError for a bad kwarg.
+        """
+        return self._render(messages, add_generation_prompt, tools, kwargs or {})
 
     def _render(
         self,
