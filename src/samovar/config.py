@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from samovar.engine.request import MIN_REPEAT_PENALTY
 from samovar.errors import SettingError
 from samovar.option import VARIABLE_PREFIX, Group, Option, check_key
 
@@ -58,7 +59,6 @@ def _option(
     choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
-    low_open: bool = False,
     built: bool = True,
     secret: bool = False,
 ) -> Any:
@@ -71,7 +71,6 @@ def _option(
         "choices": choices,
         "low": low,
         "high": high,
-        "low_open": low_open,
         "built": built,
         "secret": secret,
     }
@@ -160,9 +159,8 @@ class Settings:
         1.0,
         "Penalty on recent tokens; 1: none.",
         group="sampling",
-        low=0,
+        low=MIN_REPEAT_PENALTY,
         high=100,
-        low_open=True,
     )
     repeat_last_n: int = _option(
         64,

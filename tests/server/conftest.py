@@ -56,7 +56,12 @@ class Api:
             options["json"] = body
         return self.request("POST", path, **options)
 
+    def assert_alive(self) -> None:
+        """No request has brought the engine down."""
+        assert self.host.served is None or self.host.served.engine.failure is None
+
     def close(self) -> None:
+        self.assert_alive()
         self._runner.run(self.host.close())
         self._runner.run(self._client.aclose())
 
@@ -118,6 +123,7 @@ def running(settings: Settings) -> Iterator[Running]:
     try:
         assert server.listening.wait(PATIENCE_S)
         yield Running(host, sockets[0].getsockname())
+        assert host.served is None or host.served.engine.failure is None
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)

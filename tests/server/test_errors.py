@@ -113,12 +113,15 @@ def test_a_model_that_cannot_be_loaded(make_api: Callable[[Settings], Api], tmp_
     assert late.get("/health").status_code == 503
 
 
+# Above zero as a double, but not as the 32-bit float that the engine computes with, or hardly.
+_TINY = st.sampled_from([5e-324, 1e-300, 1e-50, 1e-45, 1e-40, 1e-38, 1e-30, 1e-7, 1e-6])
 _LEAVES = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.sampled_from([2**63, -(2**63), 2**64, 10**400, -1])
     | st.floats()  # NaN and infinities are written as JSON does not allow
+    | _TINY
     | st.text(st.characters(codec=None), max_size=8)
 )
 _JSON = st.recursive(
@@ -145,6 +148,20 @@ _MESSAGES = st.lists(
     | _JSON,
     max_size=3,
 )
+_SAMPLING = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.floats(low, high) | _TINY
+        for name, (low, high) in {
+            "temperature": (0, 100),
+            "top_p": (0, 1),
+            "min_p": (0, 1),
+            "repeat_penalty": (0, 100),
+            "frequency_penalty": (-2, 2),
+            "presence_penalty": (-2, 2),
+        }.items()
+    },
+)
 _BODIES = st.fixed_dictionaries(
     {},
     optional={
@@ -152,13 +169,15 @@ _BODIES = st.fixed_dictionaries(
         "prompt": st.lists(st.integers(0, 299), max_size=4) | st.text(max_size=9) | _JSON,
         "max_tokens": st.integers(-2, 3) | _JSON,
         "max_completion_tokens": _JSON,
-        "temperature": st.floats(0, 2) | _JSON,
-        "top_p": st.floats(0, 1) | _JSON,
-        "top_k": _JSON,
-        "min_p": _JSON,
-        "repeat_penalty": _JSON,
+        "temperature": st.floats(0, 2) | _TINY | _JSON,
+        "top_p": st.floats(0, 1) | _TINY | _JSON,
+        "top_k": st.integers(0, 300) | _JSON,
+        "min_p": st.floats(0, 1) | _TINY | _JSON,
+        "repeat_penalty": st.floats(0, 2) | _TINY | _JSON,
+        "repetition_penalty": _TINY | _JSON,
         "repeat_last_n": _JSON,
-        "frequency_penalty": _JSON,
+        "frequency_penalty": st.floats(-2, 2) | _TINY | _JSON,
+        "presence_penalty": st.floats(-2, 2) | _TINY | _JSON,
         "seed": _JSON,
         "stop": st.lists(st.text(max_size=3), max_size=5) | _JSON,
         "stream": st.booleans() | _JSON,
@@ -174,7 +193,8 @@ _BODIES = st.fixed_dictionaries(
 )
 
 
-def assert_answered(response: httpx.Response) -> None:
+def assert_answered(api: Api, response: httpx.Response) -> None:
+    api.assert_alive()
     if response.status_code == 200:
         return
     assert response.status_code == 400, response.text
@@ -184,13 +204,19 @@ def assert_answered(response: httpx.Response) -> None:
 @hypothesis_settings(max_examples=150)
 @given(body=_BODIES | _JSON, path=st.sampled_from([CHAT, TEXT]))
 def test_no_json_is_our_fault(api: Api, body: Any, path: str) -> None:
-    assert_answered(api.post(path, content=json.dumps(body).encode()))
+    assert_answered(api, api.post(path, content=json.dumps(body).encode()))
+
+
+@hypothesis_settings(max_examples=60)
+@given(sampling=_SAMPLING)
+def test_no_sampling_is_our_fault(api: Api, sampling: dict[str, Any]) -> None:
+    assert_answered(api, api.post(TEXT, {"prompt": [5, 5, 5], "max_tokens": 3, **sampling}))
 
 
 @hypothesis_settings(max_examples=50)
 @given(body=st.binary(max_size=40), path=st.sampled_from([CHAT, TEXT]))
 def test_no_bytes_are_our_fault(api: Api, body: bytes, path: str) -> None:
-    assert_answered(api.post(path, content=body))
+    assert_answered(api, api.post(path, content=body))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,9 @@ def test_both_names_of_the_repeat_penalty() -> None:
     assert chat(repeat_penalty=1.5).repeat_penalty == 1.5
     assert chat(repetition_penalty=1.5).repeat_penalty == 1.5
     assert chat(repeat_penalty=None, repetition_penalty=1.5).repeat_penalty == 1.5
+    assert chat(repeat_penalty=1.5, repetition_penalty=1.5).repeat_penalty == 1.5
     assert ignored(repetition_penalty=1.5) == ()
+    assert ignored(repeat_penalty=1.5, repetition_penalty=1.5) == ()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def test_both_names_of_the_repeat_penalty() -> None:
         {"n": 1.0},
         {"logprobs": False},
         {"top_logprobs": 0},
+        {"top_logprobs": 0.0},
         {"response_format": {"type": "text"}},
         {"stream_options": {"include_usage": True, "include_obfuscation": False}},
         {"stream_options": None},
@@ -126,10 +129,19 @@ def test_unknown_fields_are_named() -> None:
             "annotations": [],
             "mood": "good",
         },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "a", "annotations": []},
+                {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "font": 3},
+            ],
+        },
     ]
     assert ignored(messages=messages, colour="red", nothing=None) == (
         "colour",
         "messages[1].mood",
+        "messages[2].content[1].cache_control",
+        "messages[2].content[1].font",
     )
 
 
@@ -196,7 +208,15 @@ def test_what_is_not_built_for_text_is_refused_by_name(name: str) -> None:
         ({"stop": [1]}, "stop"),
         ({"n": 0}, "n"),
         ({"n": "1"}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": True}, "n"),
+        ({"top_logprobs": 0.5}, "top_logprobs"),
+        ({"top_logprobs": 21.0}, "top_logprobs"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+        ({"repeat_penalty": 9e-7}, "repeat_penalty"),
+        ({"repeat_penalty": 1.5, "repetition_penalty": 1.4}, "repetition_penalty"),
+        ({"repeat_penalty": 1, "repetition_penalty": "1"}, "repetition_penalty"),
         ({"messages": []}, "messages"),
         ({"messages": "Hello"}, "messages"),
         ({"messages": ["Hello"]}, "messages[0]"),

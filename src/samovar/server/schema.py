@@ -23,8 +23,16 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
+from samovar.engine.request import MAX_STOP_STRINGS, MIN_REPEAT_PENALTY
 from samovar.errors import MissingField, RequestError, UnsupportedField
-from samovar.server.unbuilt import CHAT_UNBUILT, NO_EFFECT, TEXT_UNBUILT, Unbuilt, refuse_unbuilt
+from samovar.server.unbuilt import (
+    CHAT_UNBUILT,
+    NO_EFFECT,
+    TEXT_UNBUILT,
+    Unbuilt,
+    refuse_unbuilt,
+    whole_number,
+)
 
 MAX_PROMPTS = 2048
 MAX_IGNORED_NAMES = 20  # of the fields that a header and a log line can name
@@ -32,6 +40,7 @@ MAX_IGNORED_NAME_CHARS = 64
 MAX_TOKENS = 2**31 - 1
 # What a chat template gets from the request itself.
 TEMPLATE_NAMES = frozenset({"add_generation_prompt", "documents", "messages", "self", "tools"})
+PENALTY_NAMES = ("repeat_penalty", "repetition_penalty")
 BOM = b"\xef\xbb\xbf"
 
 Prompt = str | tuple[int, ...]
@@ -42,12 +51,10 @@ def _wrong(expected: str) -> PydanticCustomError:
 
 
 def _whole(value: object) -> int:
-    """An integer, also when written as 64.0."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise _wrong("an integer")
+    whole = whole_number(value)
+    if whole is None:
+        raise _wrong("an integer")
+    return whole
 
 
 def _number(value: object) -> float:
@@ -82,8 +89,8 @@ def _stop(value: object) -> tuple[str, ...]:
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         raise _wrong("a string or an array of strings")
     stops = tuple(dict.fromkeys(s for s in strings if s))
-    if len(stops) > 4:
-        raise _wrong("at most 4 strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise _wrong(f"at most {MAX_STOP_STRINGS} strings")
     return stops
 
 
@@ -177,8 +184,8 @@ class GenerationFields(BaseModel):
     min_p: Number | None = None
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
-    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
-        None, validation_alias=AliasChoices("repeat_penalty", "repetition_penalty")
+    repeat_penalty: Annotated[Number, Field(ge=MIN_REPEAT_PENALTY, le=100)] | None = Field(
+        None, validation_alias=AliasChoices(*PENALTY_NAMES)
     )
     repeat_last_n: Whole | None = None
     seed: Annotated[int, BeforeValidator(_seed)] | None = None
@@ -270,14 +277,14 @@ Fields = TypeVar("Fields", bound=GenerationFields)
 
 def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
     """The request and the names of the fields that were ignored.  Raises RequestError."""
-    fields, ignored = _parse(body, ChatFields)
+    fields, ignored, given = _parse(body, ChatFields)
     if not fields.messages:
         raise RequestError("'messages' must hold at least one message.", param="messages")
     for name in fields.chat_template_kwargs.keys() & TEMPLATE_NAMES:
         param = f"chat_template_kwargs.{name}"
         raise RequestError(f"'{param}' cannot be set here.", param=param)
     of_messages = []
-    for i, message in enumerate(fields.messages):
+    for i, (message, raw) in enumerate(zip(fields.messages, given["messages"], strict=True)):
         for name, value in (message.model_extra or {}).items():
             if not value or name in Message.SILENT:
                 continue
@@ -285,16 +292,19 @@ def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
                 param = f"messages[{i}].{name}"
                 raise UnsupportedField(f"'{param}' is not supported yet.", param=param)
             of_messages.append(f"messages[{i}].{name}")
+        if isinstance(raw["content"], list):
+            of_messages += _unread_of_parts(raw["content"], f"messages[{i}].content")
     return fields, _shown((*ignored, *of_messages))
 
 
 def parse_text(body: bytes) -> tuple[TextFields, tuple[str, ...]]:
     """The request and the names of the fields that were ignored.  Raises RequestError."""
-    fields, ignored = _parse(body, TextFields)
+    fields, ignored, _ = _parse(body, TextFields)
     return fields, _shown(ignored)
 
 
-def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
+def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...], dict[str, Any]]:
+    """The fields, the names of unknown ones, and all that was given as it stood."""
     try:
         # Refuses NaN, lone surrogates, bad UTF-8 and nesting that would exhaust the stack.
         raw = from_json(body.removeprefix(BOM), allow_inf_nan=False)
@@ -308,6 +318,12 @@ def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
     # For these two, null is a value: no stop strings, an empty prompt.
     given.update({name: "" for name in ("stop", "prompt") if name in raw and raw[name] is None})
     refuse_unbuilt(given, kind.UNBUILT)
+    penalties = [given[name] for name in PENALTY_NAMES if name in given]
+    if len(penalties) == 2 and penalties[0] != penalties[1]:
+        raise RequestError(
+            f"'{PENALTY_NAMES[1]}' is another name of '{PENALTY_NAMES[0]}'; here they differ.",
+            param=PENALTY_NAMES[1],
+        )
     try:
         fields = kind.model_validate(given)
     except ValidationError as error:
@@ -316,8 +332,17 @@ def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
         if value is not None and value is not False:
             param = f"stream_options.{name}"
             raise UnsupportedField(f"'{param}' is not supported.", param=param)
-    known = kind.model_fields.keys() | kind.UNBUILT.keys() | NO_EFFECT | {"repetition_penalty"}
-    return fields, tuple(name for name in given if name not in known)
+    known = kind.model_fields.keys() | kind.UNBUILT.keys() | NO_EFFECT | {*PENALTY_NAMES}
+    return fields, tuple(name for name in given if name not in known), given
+
+
+def _unread_of_parts(parts: list[dict[str, Any]], path: str) -> list[str]:
+    return [
+        f"{path}[{j}].{name}"
+        for j, part in enumerate(parts)
+        for name, value in part.items()
+        if value and name not in ("type", "text")
+    ]
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ NO_EFFECT = frozenset(
 _NAMES = {
     bool: "a boolean",
     dict: "an object",
-    float: "a number",
     int: "an integer",
     list: "an array",
     str: "a string",
@@ -38,7 +37,7 @@ class Unbuilt:
     """A recognised field.
 
     kinds: the JSON types that it may have.  harmless: values that ask for nothing.
-    low, high: bounds of a number.  values_differ: some values are supported, so that another is
+    low, high: bounds of an integer.  values_differ: some values are supported, so that another is
     an unsupported value rather than an unsupported parameter.
     """
 
@@ -50,12 +49,15 @@ class Unbuilt:
 
     def check(self, name: str, value: object) -> None:
         """Raises UnsupportedField, or RequestError if the value would be wrong anywhere."""
+        whole = whole_number(value)
+        if whole is not None:
+            value = whole
         if type(value) not in self.kinds:
-            kinds = " or ".join(_NAMES[kind] for kind in self.kinds if kind is not float)
+            kinds = " or ".join(_NAMES[kind] for kind in self.kinds)
             raise RequestError(f"'{name}' must be {kinds}.", param=name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if whole is not None:
             low, high = self.low, self.high
-            if (low is not None and value < low) or (high is not None and value > high):
+            if (low is not None and whole < low) or (high is not None and whole > high):
                 raise RequestError(f"'{name}' must be from {low} to {high}.", param=name)
         if any(type(value) is type(ok) and value == ok for ok in self.harmless):
             return
@@ -64,6 +66,13 @@ class Unbuilt:
                 f"This value of '{name}' is not supported.", param=name, value=True
             )
         raise UnsupportedField(f"'{name}' is not supported.", param=name)
+
+
+def whole_number(value: object) -> int | None:
+    """The integer that a JSON value is, also when written as 64.0; None for all else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
 def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, Unbuilt]) -> None:
@@ -75,7 +84,7 @@ def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, Unbuilt]) -> No
 
 _SHARED = {
     "logit_bias": Unbuilt((dict,), ({},)),
-    "n": Unbuilt((int, float), (1, 1.0), low=1, high=128, values_differ=True),
+    "n": Unbuilt((int,), (1,), low=1, high=128, values_differ=True),
 }
 
 CHAT_UNBUILT: Mapping[str, Unbuilt] = {
@@ -97,7 +106,7 @@ CHAT_UNBUILT: Mapping[str, Unbuilt] = {
 
 TEXT_UNBUILT: Mapping[str, Unbuilt] = {
     **_SHARED,
-    "best_of": Unbuilt((int, float), (1, 1.0), low=1, high=20, values_differ=True),
+    "best_of": Unbuilt((int,), (1,), low=1, high=20, values_differ=True),
     "echo": Unbuilt((bool,), (False,)),
     "logprobs": Unbuilt((int, bool), (False,), low=0, high=5),
     "response_format": Unbuilt((dict,), ({"type": "text"},), values_differ=True),
