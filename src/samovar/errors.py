@@ -91,15 +91,22 @@ class UnsupportedField(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """The prompt leaves no room for a reply within the context."""
+    """The prompt leaves no room for a reply within the context.
+
+    at_least: the count is only a lower bound, because the text was too long to tokenize it.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt_tokens: int, num_ctx: int, *, param: str) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, num_ctx: int, *, param: str, at_least: bool = False
+    ) -> None:
         subject = "messages" if param == "messages" else "prompt"
+        bound = "at least " if at_least else ""
         super().__init__(
             f"This model's maximum context length is {num_ctx} tokens. However, your {subject} "
-            f"resulted in {num_prompt_tokens} tokens. Please reduce the length of the {subject}.",
+            f"resulted in {bound}{num_prompt_tokens} tokens. Please reduce the length of the "
+            f"{subject}.",
             param=param,
         )
         self.num_prompt_tokens = num_prompt_tokens

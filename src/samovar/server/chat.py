@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +11,8 @@ from samovar.errors import TemplateError
 from samovar.server.exchange import Exchange
 from samovar.server.generation import Chunk, Head, Pieces, Shape, complete, usage_object
 from samovar.server.schema import parse_chat
+
+KEPT_ROLES = frozenset({"system", "developer", "user"})
 
 
 async def chat_completions(exchange: Exchange) -> None:
@@ -24,7 +25,10 @@ async def chat_completions(exchange: Exchange) -> None:
             "This model has no chat template: use /v1/completions, or start the server with "
             "--chat-template."
         )
-    prompt = await asyncio.to_thread(
+    # These the template leaves as they are, but for white space around them.
+    kept = [m.content.strip() for m in fields.messages if m.content and m.role in KEPT_ROLES]
+    model.refuse_hopeless(kept, param="messages")
+    prompt = await exchange.host.in_thread(
         template.encode,
         [message.for_template() for message in fields.messages],
         system=exchange.settings.system,

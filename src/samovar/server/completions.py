@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -18,7 +17,12 @@ async def completions(exchange: Exchange) -> None:
     """Continues each prompt; several run concurrently, and choice i is prompt i's."""
     fields, exchange.record.ignored_fields = await exchange.parse(parse_text)
     model = await exchange.host.model(fields.model)
-    prompts = await asyncio.to_thread(encode_prompts, fields.prompt, model.engine.engine.tokenizer)
+    for prompt in fields.prompt:
+        if isinstance(prompt, str):
+            model.refuse_hopeless([prompt], param="prompt")
+    prompts = await exchange.host.in_thread(
+        encode_prompts, fields.prompt, model.engine.engine.tokenizer
+    )
     await complete(exchange, fields, model, prompts, param="prompt", shape=TEXT)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -42,7 +41,7 @@ class Exchange:
         body = await read_body(self.headers, self.receive)
         if len(body) <= LARGE_BODY_BYTES:
             return parser(body)
-        return await asyncio.to_thread(parser, body)
+        return await self.host.in_thread(parser, body)
 
     async def reply(self, response: Response) -> None:
         """Sends a whole reply."""

@@ -101,13 +101,13 @@ async def complete(
     record.seed = sampling.seed
     headers = {"x-seed": str(sampling.seed), **ignored_header(record.ignored_fields)}
     pieces = merge(streams, record)
-    with exchange.host.working():
-        if fields.stream:
-            chunks = shape.chunks(head, pieces, fields.include_usage)
-            await _send_stream(exchange, chunks, headers)
-        else:
-            whole = await attended(shape.fold(shape.chunks(head, pieces, True)), exchange)
-            await exchange.reply(JsonResponse(whole, headers=headers))
+    exchange.host.note_request()
+    if fields.stream:
+        chunks = shape.chunks(head, pieces, fields.include_usage)
+        await _send_stream(exchange, chunks, headers)
+    else:
+        whole = await attended(shape.fold(shape.chunks(head, pieces, True)), exchange)
+        await exchange.reply(JsonResponse(whole, headers=headers))
 
 
 async def _send_stream(
