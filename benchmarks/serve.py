@@ -37,13 +37,13 @@ def prompt(index: int, num_words: int) -> str:
 
 @contextmanager
 def server(model: str, options: list[str]) -> Iterator[str]:
-    """Base URL of a server that lives as long as the context; its log goes to a temporary file."""
+    """Base URL of a server that lives as long as the context; what it prints goes to a temporary file."""
     command = [sys.executable, "-m", "samovar", "serve", model, "--port", "0", *options]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         started = time.monotonic()
         with log.open("w") as sink:
-            process = subprocess.Popen(command, stderr=sink)
+            process = subprocess.Popen(command, stdout=sink, stderr=sink)
         try:
             while not (found := re.search(r"http://127\.0\.0\.1:\d+/v1", log.read_text())):
                 if process.poll() is not None or time.monotonic() - started > START_TIMEOUT_S:
