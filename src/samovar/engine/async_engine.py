@@ -124,19 +124,15 @@ class AsyncEngine:
 
     def _take_messages(self) -> bool:
         """Applies what has arrived, waiting while the engine is idle; False once it shall end."""
-        while True:
-            stats = self.engine.stats()
-            idle = not stats.running and not stats.waiting
-            try:
-                message = self._inbox.get(block=idle)
-            except queue.Empty:
-                return True
+        while self.engine.is_idle or not self._inbox.empty():
+            message = self._inbox.get()
             if message is None:
                 return False
             if isinstance(message, Request):
                 self.engine.submit(message)
             else:
                 self.engine.abort(message)
+        return True
 
     def _post(self, callback: object, argument: object) -> None:
         assert self._loop is not None

@@ -130,6 +130,11 @@ class Engine:
             for request_id in live:
                 self.abort(request_id)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do until a request comes."""
+        return not self._sequences
+
     def stats(self) -> EngineStats:
         """Counters for operators; thread-safe, since each is read once."""
         return EngineStats(
