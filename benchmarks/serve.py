@@ -37,7 +37,7 @@ def prompt(index: int, num_words: int) -> str:
 
 @contextmanager
 def server(model: str, options: list[str]) -> Iterator[str]:
-    """Base URL of a server that lives as long as the context; what it prints goes to a temporary file."""
+    """Base URL of a server that lives as long as the context; its output goes to a file."""
     command = [sys.executable, "-m", "samovar", "serve", model, "--port", "0", *options]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
