@@ -1,7 +1,7 @@
 """The same 20 replies of a real model under every condition that must not matter.
 
-Threads 1, 2 and 3, steps of 1, 7 and 512 prompt tokens, alone and 8 at a time, on every kernel table
-of this machine.  Prints one line for each condition and fails at the first difference.
+Threads 1, 2 and 3, steps of 1, 7 and 512 prompt tokens, alone and 8 at a time, on every kernel
+table of this machine.  Prints one line for each condition and fails at the first difference.
 
     python benchmarks/same_bytes.py MODEL.gguf
 """
@@ -17,9 +17,18 @@ from pathlib import Path
 from samovar import Engine, EngineOptions, Request, SamplingParams
 from samovar._native import available
 
-SUBJECTS = "the sea|bread|winter|a lost key|the moon|iron|a garden|music|rain|an old clock".split(
-    "|"
-)
+SUBJECTS = [
+    "the sea",
+    "bread",
+    "winter",
+    "a key",
+    "the moon",
+    "iron",
+    "gardens",
+    "rain",
+    "clocks",
+    "snow",
+]
 PROMPTS = [f"Write two sentences about {subject}." for subject in SUBJECTS]
 PROMPTS += [f"def count_{i}(items):\n    # Count what occurs {i} times.\n" for i in range(6)]
 PROMPTS += ["Ünïcödé 東京 😀 ", "1 2 3 4 5 6 7 8", "{", "A tale of a river and a stone. " * 80]
