@@ -61,6 +61,7 @@ class Request:
     max_tokens: most tokens to generate; 0 means until the context is full.
     stop: strings that end the reply, none of which is part of it.
     end_ids: tokens that end the reply.
+    owner: whose cached prefixes this request may find and leave behind.
     """
 
     id: str
@@ -69,6 +70,7 @@ class Request:
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     end_ids: frozenset[int] = frozenset()
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.prefix import Node
 from samovar.engine.request import Delta, FinishReason, Request, Usage
 from samovar.text.detokenizer import Detokenizer
 from samovar.text.stops import StopMatcher
@@ -16,6 +18,8 @@ class Sequence:
         tokens   [ prompt ............. | reply ........ ]
         computed [ in the cache ............... ]
         pending                                 [ the rest ]     one token while decoding
+        path     [ 32 | 32 | 32 | 32 | 32 ]                      nodes of the prefix tree, shared
+        blocks                            [ 32 | 32 ]            private: unfinished or not begun
 
     A sequence that gives its blocks back keeps its tokens: all of them are pending again.
     Engine thread only.
@@ -25,7 +29,9 @@ class Sequence:
         self.request = request
         self.tokens = list(request.prompt)
         self.computed = 0
+        self.path: list[Node] = []
         self.blocks: list[int] = []
+        self.cached: int | None = None  # prompt tokens found in the cache when it first ran
         self._num_prompt = len(request.prompt)
         room = num_ctx - self._num_prompt
         self._max_reply = min(request.max_tokens or room, room)
@@ -39,6 +45,19 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def block_ids(self) -> list[int]:
+        return [node.block for node in self.path] + self.blocks
+
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens whose KV may come from elsewhere; the last one's logits are needed."""
+        return len(self.tokens) - 1
+
+    def can_reuse(self, block: int) -> bool:
+        """Whether all tokens of the block with this index are reusable."""
+        return (block + 1) * BLOCK_TOKENS <= self.num_reusable
 
     @property
     def num_reply(self) -> int:
@@ -83,6 +102,7 @@ class Sequence:
         return Usage(
             prompt_tokens=self._num_prompt,
             completion_tokens=self.num_reply,
+            cached_tokens=self.cached or 0,
             queue_s=None if started is None else started - self._submitted_at,
             ttft_s=None if first is None else first - self._submitted_at,
             decode_s=None if first is None or last is None else last - first,

@@ -29,9 +29,10 @@ def step_arrays(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
         seq_start.append(len(tokens))
         if chunk.reaches_end:
             logit_rows.append(len(tokens) - 1)
-    table = np.full((len(chunks), max(len(c.seq.blocks) for c in chunks)), -1, dtype=np.int32)
-    for row, chunk in zip(table, chunks, strict=True):
-        row[: len(chunk.seq.blocks)] = chunk.seq.blocks
+    blocks = [chunk.seq.block_ids for chunk in chunks]
+    table = np.full((len(chunks), max(map(len, blocks))), -1, dtype=np.int32)
+    for row, ids in zip(table, blocks, strict=True):
+        row[: len(ids)] = ids
     return {
         "tokens": _int32(tokens),
         "positions": _int32(positions),
