@@ -57,7 +57,7 @@ def test_few_blocks_make_sequences_give_way_but_change_nothing(path: Path) -> No
     wanted = requests(roomy, max_tokens=60)
     cramped = load(path, ctx=192)
     # As many blocks as one full context needs: nearly every step someone has to give way.
-    cramped._pool.take(cramped._pool.num_blocks - blocks_for(192))
+    cramped._tree.take(cramped.stats().blocks_total - blocks_for(192))
     expected = replies(roomy, wanted)
     found: dict[str, list[int]] = {}
     for request_id, delta in cramped.generate(wanted):

@@ -10,6 +10,8 @@ from typing import Any
 
 from samovar.engine.blocks import BlockPool
 from samovar.engine.load import EngineOptions, LoadedModel, Progress, load_model
+from samovar.engine.pace import Pace
+from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Delta, Request
 from samovar.engine.scheduler import Chunk, Scheduler
 from samovar.engine.sequence import Sequence
@@ -21,6 +23,7 @@ from samovar.errors import ContextOverflow, RequestError
 class EngineStats:
     """A snapshot of counters.
 
+    blocks_used: held by running sequences.  blocks_cached: kept for later prompts only.
     preemptions: how often a sequence had to give its blocks back.
     last_step_at: a time.monotonic() moment.
     """
@@ -28,6 +31,7 @@ class EngineStats:
     running: int
     waiting: int
     blocks_used: int
+    blocks_cached: int
     blocks_total: int
     preemptions: int
     steps: int
@@ -48,10 +52,12 @@ class Engine:
         self.template = model.template
         self.end_ids = model.end_ids
         self._runner = model.runner
-        self._pool = BlockPool(model.num_blocks)
+        self._num_blocks = model.num_blocks
+        self._tree = PrefixTree(BlockPool(model.num_blocks))
         self._scheduler = Scheduler(
-            self._pool, batch=options.batch, max_sequences=options.max_sequences
+            self._tree, max_sequences=options.max_sequences, copy_block=model.cache.copy_block
         )
+        self._pace = Pace(options.batch, options.max_step_ms / 1000)
         self._sequences: dict[str, Sequence] = {}
         self._steps = 0
         self._tokens_computed = 0
@@ -102,7 +108,8 @@ class Engine:
 
     def step(self) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do."""
-        chunks = self._scheduler.schedule()
+        started = time.monotonic()
+        chunks = self._scheduler.schedule(self._pace.budget(self._scheduler.num_decoding))
         if not chunks:
             return None
         bad_rows = self._runner.run(**step_arrays(chunks))
@@ -112,6 +119,11 @@ class Engine:
         self._steps += 1
         self._tokens_computed += sum(chunk.count for chunk in chunks)
         self._last_step_at = time.monotonic()
+        self._pace.note(
+            num_replies=sum(chunk.count == 1 for chunk in chunks),
+            num_prompt_tokens=sum(chunk.count for chunk in chunks if chunk.count > 1),
+            seconds=self._last_step_at - started,
+        )
         return deltas
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Delta]]:
@@ -140,8 +152,9 @@ class Engine:
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            blocks_used=self._pool.num_blocks - self._pool.num_free,
-            blocks_total=self._pool.num_blocks,
+            blocks_used=self._num_blocks - self._tree.num_available,
+            blocks_cached=self._tree.num_idle,
+            blocks_total=self._num_blocks,
             preemptions=self._scheduler.num_preemptions,
             steps=self._steps,
             tokens_computed=self._tokens_computed,
@@ -154,7 +167,7 @@ class Engine:
 
     def check_blocks(self) -> None:
         """Asserts that no block is lost or shared; for idle moments and tests."""
-        self._pool.check([block for seq in self._scheduler for block in seq.blocks])
+        self._scheduler.check()
 
     def _sample(self, chunks: list[Chunk]) -> list[tuple[str, Delta]]:
         if not chunks:

@@ -28,6 +28,7 @@ class EngineOptions:
     """How to run a model; 0 and None mean that the machine and the model decide.
 
     ctx: tokens of prompt and reply.  kv: "bf16", "f32" or "q8".  batch: prompt tokens a step.
+    max_step_ms: how long a step may last while replies wait for their next token.
     isa: name of a kernel table.  chat_template: a name or a file.
     eos: ids that replace the model's own end tokens.
     """
@@ -38,6 +39,7 @@ class EngineOptions:
     batch: int = 256
     isa: str | None = None
     max_sequences: int = 32
+    max_step_ms: int = 100
     chat_template: str | None = None
     eos: tuple[int, ...] = ()
 
@@ -82,6 +84,7 @@ class LoadedModel:
 
     info: ModelInfo
     runner: native.Runner
+    cache: native.KvCache
     tokenizer: Tokenizer
     template: ChatTemplate | None
     end_ids: frozenset[int]
@@ -148,6 +151,7 @@ def load_model(
     return LoadedModel(
         info=info,
         runner=native.Runner(program.native, cache, kernels, pool),
+        cache=cache,
         tokenizer=tokenizer,
         template=template,
         end_ids=_end_ids(options.eos, tokenizer, template),

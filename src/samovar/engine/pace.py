@@ -9,7 +9,7 @@ SMALLEST_BUDGET = 16
 class Pace:
     """Learns what a step costs and keeps it short while anyone waits for a next token.
 
-    A step is taken to last a + b * (prompt tokens).  a: steps without prompt tokens are its samples.
+    A step is taken to last a + b * prompt tokens.  a: steps without prompt tokens are its samples.
     b: from steps with some.  Both are moving averages, since the machine is shared with others.
     """
 

@@ -41,13 +41,13 @@ class PrefixTree:
         self._leaving: list[tuple[int, int, Node]] = []  # heap of candidates, checked when popped
         self._ties = itertools.count()
         self._clock = 0
-        self._num_idle = 0
+        self.num_idle = 0
         self.num_nodes = 0
 
     @property
     def num_available(self) -> int:
         """Blocks that `take` can give: the free ones and those of nodes that nobody holds."""
-        return self._pool.num_free + self._num_idle
+        return self._pool.num_free + self.num_idle
 
     def root(self, owner: Hashable) -> Node:
         """Where the prefixes of `owner` begin; owners never see each other's blocks."""
@@ -72,7 +72,7 @@ class PrefixTree:
 
     def hold(self, node: Node) -> None:
         """Notes one more sequence on a node whose parent that sequence holds already."""
-        self._num_idle -= node.holders == 0
+        self.num_idle -= node.holders == 0
         node.holders += 1
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -82,7 +82,7 @@ class PrefixTree:
             node.holders -= 1
             node.used_at = self._clock
             if node.holders == 0:
-                self._num_idle += 1
+                self.num_idle += 1
                 self._consider(node)
 
     def insert(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
@@ -118,7 +118,7 @@ class PrefixTree:
             stack += children
         self._pool.check([node.block for node in nodes] + private)
         assert len(nodes) == self.num_nodes
-        assert sum(not node.holders for node in nodes) == self._num_idle
+        assert sum(not node.holders for node in nodes) == self.num_idle
         assert all(node.holders >= sum(c.holders for c in node.children.values()) for node in nodes)
 
     def _consider(self, node: Node) -> None:
@@ -134,7 +134,7 @@ class PrefixTree:
             parent = node.parent
             del parent.children[node.tokens]
             node.parent = None
-            self._num_idle -= 1
+            self.num_idle -= 1
             self.num_nodes -= 1
             self._pool.give_back([node.block])
             self._consider(parent)

@@ -54,6 +54,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_decoding(self) -> int:
+        """Running sequences that wait for one more token of their reply."""
+        return sum(seq.pending == 1 for seq in self._running)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -139,24 +144,23 @@ class Scheduler:
             self.tree.hold(child)
             seq.path.append(child)
             node = child
+        need = blocks_for(len(seq.tokens)) - len(seq.path)
+        if need > self.tree.num_available:
+            self._release(seq)
+            return False
         start = len(seq.path) * BLOCK_TOKENS
         donor, count = self.tree.best_partial(node, seq.tokens[start : seq.num_reusable])
-        need = blocks_for(len(seq.tokens)) - len(seq.path)
-        if donor is not None:
-            self.tree.hold(donor)  # stays while its tokens are copied
-        enough = need <= self.tree.num_available
-        if enough:
+        if donor is not None and (donor.holders or need < self.tree.num_available):
+            self.tree.hold(donor)  # it must not leave before its tokens are copied
             seq.blocks = self.tree.take(need)
-            if donor is not None:
-                self._copy_block(donor.block, seq.blocks[0])
-            seq.computed = start + count
-            if seq.cached is None:
-                seq.cached = seq.computed
-        if donor is not None:
+            self._copy_block(donor.block, seq.blocks[0])
             self.tree.release([donor])
-        if not enough:
-            self._release(seq)
-        return enough
+        else:
+            seq.blocks, count = self.tree.take(need), 0
+        seq.computed = start + count
+        if seq.cached is None:
+            seq.cached = seq.computed
+        return True
 
     def _adopt(self, seq: Sequence) -> None:
         """Takes over the blocks of its prompt that others have completed meanwhile."""
