@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from samovar import Engine, EngineOptions, Request, SamplingParams
+from samovar.engine.load import load_model
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPTS = [
@@ -68,5 +70,8 @@ def alone(engine: Engine, wanted: Iterable[Request]) -> dict[str, tuple[list[int
     return found
 
 
-def load(path: Path, **options: object) -> Engine:
-    return Engine.load(path, EngineOptions(**options))  # type: ignore[arg-type]
+def load(path: Path, *, num_blocks: int | None = None, **options: object) -> Engine:
+    """An engine of a small model; `num_blocks` makes its cache smaller than planned."""
+    chosen = EngineOptions(**options)  # type: ignore[arg-type]
+    model = load_model(path, chosen)
+    return Engine(replace(model, num_blocks=num_blocks or model.num_blocks), chosen)

@@ -55,9 +55,8 @@ def test_a_real_model_beyond_one_chunk_of_attention(smollm2_path: Path) -> None:
 def test_few_blocks_make_sequences_give_way_but_change_nothing(path: Path) -> None:
     roomy = load(path, ctx=192)
     wanted = requests(roomy, max_tokens=60)
-    cramped = load(path, ctx=192)
     # As many blocks as one full context needs: nearly every step someone has to give way.
-    cramped._tree.take(cramped.stats().blocks_total - blocks_for(192))
+    cramped = load(path, ctx=192, num_blocks=blocks_for(192))
     expected = replies(roomy, wanted)
     found: dict[str, list[int]] = {}
     for request_id, delta in cramped.generate(wanted):

@@ -165,6 +165,10 @@ class Engine:
         """Switches the profile of native operations on or off and returns what it holds."""
         return self._runner.profile(enabled)
 
+    def forget(self) -> None:
+        """Empties the cache of prefixes that no running request holds."""
+        self._tree.forget()
+
     def check_blocks(self) -> None:
         """Asserts that no block is lost or shared; for idle moments and tests."""
         self._scheduler.check()

@@ -104,6 +104,11 @@ class PrefixTree:
             self._evict_one()
         return self._pool.take(count)
 
+    def forget(self) -> None:
+        """Evicts every node that nobody holds."""
+        while self.num_idle:
+            self._evict_one()
+
     def give_back(self, blocks: list[int]) -> None:
         """Takes private blocks back."""
         self._pool.give_back(blocks)
