@@ -42,7 +42,7 @@ class AsyncEngine:
         self._thread.start()
 
     def stream(self, request: Request, *, param: str = "prompt") -> AsyncGenerator[Delta, None]:
-        """The deltas of a request, the last one with its finish reason or error.
+        """The deltas of a request; the last one of each choice has its finish reason.
 
         The request is refused here, and joins the queue when the first delta is asked for; closing
         the generator aborts it.  `param` names the field that the prompt came from.
@@ -76,19 +76,22 @@ class AsyncEngine:
         deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
         self._refuse_if_failed()  # it may have failed since the stream was asked for
         self._streams[request.id] = deltas
-        ended = False
+        num_unfinished = request.n
         try:
             self._inbox.put(request)
-            while not ended:
+            while num_unfinished:
                 delta = await deltas.get()
                 if delta is None:
                     self._refuse_if_failed()
                     return
-                ended = bool(delta.finish_reason or delta.error)
+                if delta.error:
+                    num_unfinished = 0
+                elif delta.finish_reason:
+                    num_unfinished -= 1
                 yield delta
         finally:
             del self._streams[request.id]
-            if not ended:
+            if num_unfinished:
                 self._inbox.put(request.id)
 
     def _refuse_if_failed(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Delta, Request
 from samovar.engine.scheduler import Chunk, Scheduler
 from samovar.engine.sequence import Sequence
-from samovar.engine.step import sampling_arrays, step_arrays
+from samovar.engine.speculate import Speculation
+from samovar.engine.step import Draw, sampling_arrays, step_arrays
 from samovar.errors import ContextOverflow, RequestError
+
+NOT_FINITE = "The model computed a value that is not a finite number."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Engine:
             self._tree, max_sequences=options.max_sequences, copy_block=model.cache.copy_block
         )
         self._pace = Pace(options.batch, options.max_step_ms / 1000)
-        self._sequences: dict[str, Sequence] = {}
+        self._speculation = Speculation(options.speculate)
+        self._sequences: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self._steps = 0
         self._tokens_computed = 0
         self._last_step_at = time.monotonic()
@@ -92,13 +97,12 @@ class Engine:
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is in use")
         seq = Sequence(request, self.tokenizer, self.info.num_ctx)
-        self._sequences[request.id] = seq
+        self._sequences[request.id] = [seq]
         self._scheduler.add(seq)
 
     def abort(self, request_id: str) -> None:
         """Drops a request wherever it is, at once; an unknown id is one that has ended already."""
-        seq = self._sequences.pop(request_id, None)
-        if seq is not None:
+        for seq in self._sequences.pop(request_id, []):
             self._scheduler.remove(seq)
 
     def abort_all(self) -> None:
@@ -109,21 +113,19 @@ class Engine:
     def step(self) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do."""
         started = time.monotonic()
-        chunks = self._scheduler.schedule(self._pace.budget(self._scheduler.num_decoding))
+        num_replies = self._scheduler.num_decoding
+        chunks = self._scheduler.schedule(
+            self._pace.budget(num_replies), self._speculation.draft_budget(num_replies)
+        )
         if not chunks:
             return None
-        bad_rows = self._runner.run(**step_arrays(chunks))
+        bad_rows = set(self._runner.run(**step_arrays(chunks)).tolist())
         self._scheduler.commit(chunks)
-        deltas = self._fail(chunks, bad_rows.tolist()) if len(bad_rows) else []
-        deltas += self._sample([chunk for chunk in chunks if chunk.reaches_end])
+        deltas = self._finish_step(chunks, bad_rows)
         self._steps += 1
         self._tokens_computed += sum(chunk.count for chunk in chunks)
         self._last_step_at = time.monotonic()
-        self._pace.note(
-            num_replies=sum(chunk.count == 1 for chunk in chunks),
-            num_prompt_tokens=sum(chunk.count for chunk in chunks if chunk.count > 1),
-            seconds=self._last_step_at - started,
-        )
+        self._learn(chunks, self._last_step_at - started)
         return deltas
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Delta]]:
@@ -135,7 +137,7 @@ class Engine:
                 live.add(request.id)
             while live:
                 for request_id, delta in self.step() or []:
-                    if delta.finish_reason or delta.error:
+                    if request_id not in self._sequences:
                         live.discard(request_id)
                     yield request_id, delta
         finally:
@@ -173,28 +175,87 @@ class Engine:
         """Asserts that no block is lost or shared; for idle moments and tests."""
         self._scheduler.check()
 
-    def _sample(self, chunks: list[Chunk]) -> list[tuple[str, Delta]]:
-        if not chunks:
-            return []
-        tokens = self._runner.sample(**sampling_arrays(chunks)).tolist()
-        deltas = []
-        for chunk, token in zip(chunks, tokens, strict=True):
-            request_id = chunk.seq.request.id
-            if request_id not in self._sequences:
-                continue  # failed in this very step
-            delta = chunk.seq.append(token)
-            deltas.append((request_id, delta))
-            if delta.finish_reason:
-                self.abort(request_id)
+    def _finish_step(self, chunks: list[Chunk], bad_rows: set[int]) -> list[tuple[str, Delta]]:
+        """Samples after every chunk that reached its end, and ends what has ended."""
+        deltas: list[tuple[str, Delta]] = []
+        draws: list[Draw] = []
+        num_rows = num_logit_rows = 0
+        for chunk in chunks:
+            seq = chunk.seq
+            rows = range(num_rows, num_rows + chunk.count)
+            num_rows += chunk.count
+            bad = [i for i, row in enumerate(rows) if row in bad_rows]
+            if bad and bad[0] < chunk.count - len(chunk.drafts):
+                deltas.append((seq.request.id, seq.fail(NOT_FINITE)))
+                self.abort(seq.request.id)
+            elif chunk.reaches_end:
+                # A draft that leads nowhere is none: its row and those after it are left out.
+                num_good = bad[0] - chunk.count + len(chunk.drafts) if bad else len(chunk.drafts)
+                draws += [
+                    Draw(seq, num_logit_rows + i, chunk.drafts[:i]) for i in range(num_good + 1)
+                ]
+                draws += [Draw(other, num_logit_rows) for other in self._fork(seq)]
+            num_logit_rows += chunk.num_logit_rows
+        draws = [draw for draw in draws if draw.seq.request.id in self._sequences]
+        if draws:
+            tokens = self._runner.sample(**sampling_arrays(draws)).tolist()
+            for seq, drawn in groupby(
+                zip(draws, tokens, strict=True), key=lambda pair: pair[0].seq
+            ):
+                deltas += self._accept(seq, list(drawn))
         return deltas
 
-    def _fail(self, chunks: list[Chunk], bad_rows: list[int]) -> list[tuple[str, Delta]]:
+    def _fork(self, lead: Sequence) -> list[Sequence]:
+        """The further choices of a request whose prompt was just read, if it has any."""
+        request = lead.request
+        if lead.choice or lead.num_reply or request.n == 1:
+            return []
+        others = [
+            Sequence(request, self.tokenizer, self.info.num_ctx, choice=choice, lead=lead)
+            for choice in range(1, request.n)
+        ]
+        for other in others:
+            other.start_as(lead)
+        self._sequences[request.id] += others
+        self._scheduler.add_first(others)
+        return others
+
+    def _accept(self, seq: Sequence, drawn: list[tuple[Draw, int]]) -> list[tuple[str, Delta]]:
+        """Appends the first token drawn, and further ones as long as the drafts were right."""
         deltas = []
-        start = 0
-        for chunk in chunks:
-            if any(start <= row < start + chunk.count for row in bad_rows):
-                message = "The model computed a value that is not a finite number."
-                deltas.append((chunk.seq.request.id, chunk.seq.fail(message)))
-                self.abort(chunk.seq.request.id)
-            start += chunk.count
+        drafts = drawn[-1][0].drafted
+        accepted = 0
+        for i, (_, token) in enumerate(drawn):
+            delta = seq.append(token)
+            deltas.append((seq.request.id, delta))
+            if delta.finish_reason:
+                self._end(seq)
+                break
+            if i == len(drafts) or token != drafts[i]:
+                break
+            accepted += 1
+            seq.computed += 1
+        seq.last_accepted = accepted
+        seq.num_accepted += accepted
+        seq.num_rejected += len(drafts) - accepted
+        if accepted and not deltas[-1][1].finish_reason:
+            self._scheduler.keep(seq)
         return deltas
+
+    def _end(self, seq: Sequence) -> None:
+        self._scheduler.remove(seq)
+        choices = self._sequences[seq.request.id]
+        choices.remove(seq)
+        if not choices:
+            del self._sequences[seq.request.id]
+
+    def _learn(self, chunks: list[Chunk], seconds: float) -> None:
+        replies = [chunk for chunk in chunks if chunk.is_reply]
+        num_prompt_tokens = sum(chunk.count for chunk in chunks if not chunk.is_reply)
+        drafting = [chunk for chunk in replies if chunk.drafts]
+        if not drafting:
+            self._pace.note(len(replies), num_prompt_tokens, seconds)
+        if not num_prompt_tokens:
+            drafted = sum(len(chunk.drafts) for chunk in drafting)
+            accepted = sum(chunk.seq.last_accepted for chunk in drafting)
+            self._speculation.note(drafted, accepted, len(drafting), seconds)

@@ -13,6 +13,7 @@ from samovar.cache import cache_directory
 from samovar.checkpoint import Checkpoint, open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
 from samovar.engine.fingerprint import fingerprint, remembered_sha256
+from samovar.engine.speculate import MOST_DRAFTS
 from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
 from samovar.models import LoadedProgram, load_program
 from samovar.text.template import ChatTemplate
@@ -28,6 +29,7 @@ class EngineOptions:
     """How to run a model; 0 and None mean that the machine and the model decide.
 
     ctx: tokens of prompt and reply.  kv: "bf16", "f32" or "q8".  batch: prompt tokens a step.
+    speculate: whether replies are guessed ahead from their own text; the bytes are the same.
     max_step_ms: how long a step may last while replies wait for their next token.
     isa: name of a kernel table.  chat_template: a name or a file.
     eos: ids that replace the model's own end tokens.
@@ -40,6 +42,7 @@ class EngineOptions:
     isa: str | None = None
     max_sequences: int = 32
     max_step_ms: int = 100
+    speculate: bool = True
     chat_template: str | None = None
     eos: tuple[int, ...] = ()
 
@@ -117,8 +120,8 @@ def load_model(
         checkpoint,
         pool=pool,
         arena=native.Arena(),
-        max_tokens=options.batch + options.max_sequences,
-        max_logit_rows=options.max_sequences,
+        max_tokens=options.batch + options.max_sequences + MOST_DRAFTS,
+        max_logit_rows=options.max_sequences + MOST_DRAFTS,
         max_sequences=options.max_sequences,
         progress=_once_long(progress, path, started),
     )

@@ -9,6 +9,7 @@ from samovar.errors import RequestError
 
 FinishReason = Literal["stop", "length"]
 MAX_STOP_STRINGS = 4
+MAX_CHOICES = 128
 MIN_REPEAT_PENALTY = 1e-6  # far below any use, and far above what float32 rounds to zero
 
 
@@ -61,6 +62,7 @@ class Request:
     max_tokens: most tokens to generate; 0 means until the context is full.
     stop: strings that end the reply, none of which is part of it.
     end_ids: tokens that end the reply.
+    n: how many replies, each with a stream of random numbers of its own.
     owner: whose cached prefixes this request may find and leave behind.
     """
 
@@ -70,9 +72,11 @@ class Request:
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     end_ids: frozenset[int] = frozenset()
+    n: int = 1
     owner: str = ""
 
     def __post_init__(self) -> None:
+        _check_range("n", self.n, 1, MAX_CHOICES)
         if not self.prompt:
             raise RequestError("The prompt is empty.", param="prompt")
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
@@ -89,6 +93,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
     queue_s: float | None = None
     ttft_s: float | None = None
     decode_s: float | None = None
@@ -100,13 +106,16 @@ class Delta:
 
     text: may be empty (tokens of an unfinished character, or of a possible stop string).
     tokens: ids sampled since the last delta, the end token included.
-    finish_reason: set on the last delta only.
+    choice: which of the request's n replies this belongs to.
+    finish_reason: set on the last delta of a choice only.
     usage: counts so far.
-    error: the request failed in the engine (its row met a non-finite value); it is the last delta.
+    error: the request failed in the engine (its row met a non-finite value); it is the last delta
+        of the whole request.
     """
 
     text: str
     tokens: tuple[int, ...]
     usage: Usage
+    choice: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None

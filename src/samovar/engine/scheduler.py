@@ -13,16 +13,29 @@ from samovar.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, start + count) of a sequence, computed in one step."""
+    """Positions [start, start + count) of a sequence, computed in one step.
+
+    drafts: guesses at the tokens after the sequence's last one, computed along with it.
+    """
 
     seq: Sequence
     start: int
     count: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def reaches_end(self) -> bool:
         """Whether the next token can be sampled after this chunk."""
-        return self.start + self.count == len(self.seq.tokens)
+        return self.start + self.count >= len(self.seq.tokens)
+
+    @property
+    def num_logit_rows(self) -> int:
+        return 1 + len(self.drafts) if self.reaches_end else 0
+
+    @property
+    def is_reply(self) -> bool:
+        """Whether it computes one token, and guesses at most, of a sequence that decodes."""
+        return self.count == 1 + len(self.drafts)
 
 
 class Scheduler:
@@ -82,20 +95,21 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
 
-    def schedule(self, budget: int) -> list[Chunk]:
+    def schedule(self, budget: int, draft_budget: int = 0) -> list[Chunk]:
         """The chunks of the next step, oldest sequence first; empty when there is nothing to do.
 
         budget: prompt tokens that the step may compute besides one token of each reply.
+        draft_budget: guesses that the step may check, in equal parts for all replies.
         """
         self._grow_replies()
         self._admit()
-        return self._share(max(1, budget))
+        return self._share(max(1, budget), draft_budget)
 
     def commit(self, chunks: list[Chunk]) -> None:
         """Notes that the chunks were computed; completed blocks enter the tree."""
         for chunk in chunks:
-            chunk.seq.computed = chunk.start + chunk.count
-            self._share_completed_blocks(chunk.seq)
+            chunk.seq.computed = chunk.start + chunk.count - len(chunk.drafts)
+            self.keep(chunk.seq)
 
     def check(self) -> None:
         """Asserts that every block is free, private to one sequence, or in the tree."""
@@ -148,19 +162,35 @@ class Scheduler:
         if need > self.tree.num_available:
             self._release(seq)
             return False
-        start = len(seq.path) * BLOCK_TOKENS
-        donor, count = self.tree.best_partial(node, seq.tokens[start : seq.num_reusable])
+        seq.computed = len(seq.path) * BLOCK_TOKENS
+        self._copy_partial_block(seq, node, need)
+        if seq.cached is None:
+            seq.cached = seq.computed
+        return True
+
+    def _copy_partial_block(self, seq: Sequence, node: Node, need: int) -> None:
+        """Takes `need` blocks and copies into the first what another one has of its tokens."""
+        start = len(seq.path)
+        donor, count = self.tree.best_partial(
+            node, seq.tokens[start * BLOCK_TOKENS : seq.num_reusable]
+        )
+        lead = seq.lead
+        if lead is not None and len(lead.block_ids) > start:
+            # Further choices begin where the first has read the prompt to its end.
+            shared = min(seq.num_prompt, lead.computed) - start * BLOCK_TOKENS
+            if shared > 0 and shared >= count:
+                seq.blocks = self.tree.take(need)
+                self._copy_block(lead.block_ids[start], seq.blocks[0])
+                seq.computed += shared
+                return
         if donor is not None and (donor.holders or need < self.tree.num_available):
             self.tree.hold(donor)  # it must not leave before its tokens are copied
             seq.blocks = self.tree.take(need)
             self._copy_block(donor.block, seq.blocks[0])
             self.tree.release([donor])
+            seq.computed += count
         else:
-            seq.blocks, count = self.tree.take(need), 0
-        seq.computed = start + count
-        if seq.cached is None:
-            seq.cached = seq.computed
-        return True
+            seq.blocks = self.tree.take(need)
 
     def _adopt(self, seq: Sequence) -> None:
         """Takes over the blocks of its prompt that others have completed meanwhile."""
@@ -175,7 +205,8 @@ class Scheduler:
             if not seq.num_reply:
                 seq.cached = (seq.cached or 0) + gained
 
-    def _share_completed_blocks(self, seq: Sequence) -> None:
+    def keep(self, seq: Sequence) -> None:
+        """Puts the blocks that a sequence has completed into the tree."""
         while len(seq.path) < seq.computed // BLOCK_TOKENS:
             start = len(seq.path) * BLOCK_TOKENS
             tokens = tuple(seq.tokens[start : start + BLOCK_TOKENS])
@@ -193,7 +224,7 @@ class Scheduler:
     def _tip(self, seq: Sequence) -> Node:
         return seq.path[-1] if seq.path else self._root(seq)
 
-    def _share(self, budget: int) -> list[Chunk]:
+    def _share(self, budget: int, draft_budget: int) -> list[Chunk]:
         counts: dict[int, int] = {}
         prompts: list[Sequence] = []
         claims: set[tuple[int, tuple[int, ...]]] = set()
@@ -217,8 +248,21 @@ class Scheduler:
             extra = min(seq.pending - counts[id(seq)], budget)
             counts[id(seq)] += extra
             budget -= extra
-        return [
-            Chunk(seq, seq.computed, counts[id(seq)])
-            for seq in self._running
-            if counts.get(id(seq))
-        ]
+        most_drafts = draft_budget // max(1, self.num_decoding)
+        chunks = []
+        for seq in self._running:
+            drafts = self._draft(seq, most_drafts) if seq.pending == 1 else ()
+            if count := counts.get(id(seq)):
+                chunks.append(Chunk(seq, seq.computed, count + len(drafts), drafts))
+        return chunks
+
+    def _draft(self, seq: Sequence, most: int) -> tuple[int, ...]:
+        """Guesses for one reply, with blocks for them if they can be had without a sacrifice."""
+        most = min(most, seq.num_room - 1)  # the last token of a reply is never computed
+        drafts = seq.ngrams.propose(seq.tokens, most) if most > 0 else ()
+        need = blocks_for(len(seq.tokens) + len(drafts)) - len(seq.path) - len(seq.blocks)
+        if need > 0:
+            if need > self.tree.num_available:
+                return ()
+            seq.blocks += self.tree.take(need)
+        return drafts

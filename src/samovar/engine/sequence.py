@@ -7,6 +7,7 @@ import time
 from samovar.engine.blocks import BLOCK_TOKENS
 from samovar.engine.prefix import Node
 from samovar.engine.request import Delta, FinishReason, Request, Usage
+from samovar.engine.speculate import NGrams
 from samovar.text.detokenizer import Detokenizer
 from samovar.text.stops import StopMatcher
 from samovar.text.tokenizer import Tokenizer
@@ -25,8 +26,21 @@ class Sequence:
     Engine thread only.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, num_ctx: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        num_ctx: int,
+        *,
+        choice: int = 0,
+        lead: Sequence | None = None,
+    ) -> None:
         self.request = request
+        self.choice = choice
+        self.lead = lead  # the choice that computed the prompt for this one
+        self.ngrams = NGrams()
+        self.num_accepted = self.last_accepted = 0
+        self.num_rejected = 0
         self.tokens = list(request.prompt)
         self.computed = 0
         self.path: list[Node] = []
@@ -60,6 +74,15 @@ class Sequence:
         return (block + 1) * BLOCK_TOKENS <= self.num_reusable
 
     @property
+    def num_prompt(self) -> int:
+        return self._num_prompt
+
+    @property
+    def num_room(self) -> int:
+        """Tokens that the reply may still grow by."""
+        return self._max_reply - self.num_reply
+
+    @property
     def num_reply(self) -> int:
         return len(self.tokens) - self._num_prompt
 
@@ -71,6 +94,11 @@ class Sequence:
         """Notes the moment at which the sequence first leaves the queue."""
         if self._started_at is None:
             self._started_at = time.monotonic()
+
+    def start_as(self, lead: Sequence) -> None:
+        """Counts time and cached tokens from where the first choice of the request did."""
+        self._submitted_at, self._started_at = lead._submitted_at, lead._started_at
+        self.cached = lead.cached
 
     def append(self, token: int) -> Delta:
         """Adds a sampled token; the one place where text is made and the end is decided."""
@@ -91,11 +119,13 @@ class Sequence:
             reason = "stop"
         elif full:
             reason = "length"
-        return Delta(text=text, tokens=(token,), usage=self.usage(), finish_reason=reason)
+        return Delta(
+            text=text, tokens=(token,), usage=self.usage(), choice=self.choice, finish_reason=reason
+        )
 
     def fail(self, message: str) -> Delta:
         """The last delta of a request that cannot go on."""
-        return Delta(text="", tokens=(), usage=self.usage(), error=message)
+        return Delta(text="", tokens=(), usage=self.usage(), choice=self.choice, error=message)
 
     def usage(self) -> Usage:
         started, first, last = self._started_at, self._first_token_at, self._last_token_at
@@ -103,6 +133,8 @@ class Sequence:
             prompt_tokens=self._num_prompt,
             completion_tokens=self.num_reply,
             cached_tokens=self.cached or 0,
+            accepted_draft_tokens=self.num_accepted,
+            rejected_draft_tokens=self.num_rejected,
             queue_s=None if started is None else started - self._submitted_at,
             ttft_s=None if first is None else first - self._submitted_at,
             decode_s=None if first is None or last is None else last - first,
