@@ -14,10 +14,11 @@ from samovar.engine.load import EngineOptions, LoadedModel, Progress, load_model
 from samovar.engine.pace import Pace
 from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Delta, Request
+from samovar.engine.sampler import Draw, Drawn, Sampler
 from samovar.engine.scheduler import Chunk, Scheduler
 from samovar.engine.sequence import Sequence
 from samovar.engine.speculate import Speculation
-from samovar.engine.step import Draw, sampling_arrays, step_arrays
+from samovar.engine.step import step_arrays
 from samovar.errors import ContextOverflow, RequestError
 
 NOT_FINITE = "The model computed a value that is not a finite number."
@@ -56,6 +57,7 @@ class Engine:
         self.template = model.template
         self.end_ids = model.end_ids
         self._runner = model.runner
+        self._sampler = Sampler(model.runner)
         self._num_blocks = model.num_blocks
         self._tree = PrefixTree(BlockPool(model.num_blocks))
         self._scheduler = Scheduler(
@@ -188,22 +190,37 @@ class Engine:
             if bad and bad[0] < chunk.count - len(chunk.drafts):
                 deltas.append((seq.request.id, seq.fail(NOT_FINITE)))
                 self.abort(seq.request.id)
-            elif chunk.reaches_end:
-                # A draft that leads nowhere is none: its row and those after it are left out.
-                num_good = bad[0] - chunk.count + len(chunk.drafts) if bad else len(chunk.drafts)
-                draws += [
-                    Draw(seq, num_logit_rows + i, chunk.drafts[:i]) for i in range(num_good + 1)
-                ]
-                draws += [Draw(other, num_logit_rows) for other in self._fork(seq)]
+            else:
+                if chunk.reads_logprobs:
+                    self._read_prompt_logprobs(chunk, num_logit_rows)
+                if chunk.reaches_end and seq.request.prompt_only:
+                    deltas.append((seq.request.id, seq.finish_prompt()))
+                    self._end(seq)
+                elif chunk.reaches_end:
+                    draws += self._draws(chunk, num_logit_rows + chunk.num_logit_rows - 1, bad)
             num_logit_rows += chunk.num_logit_rows
         draws = [draw for draw in draws if draw.seq.request.id in self._sequences]
         if draws:
-            tokens = self._runner.sample(**sampling_arrays(draws)).tolist()
-            for seq, drawn in groupby(
-                zip(draws, tokens, strict=True), key=lambda pair: pair[0].seq
-            ):
-                deltas += self._accept(seq, list(drawn))
+            drawn = self._sampler.sample(draws)
+            for seq, own in groupby(drawn, key=lambda each: each.draw.seq):
+                deltas += self._accept(seq, list(own))
         return deltas
+
+    def _draws(self, chunk: Chunk, last_row: int, bad: list[int]) -> list[Draw]:
+        """The tokens to sample after a chunk whose last row of logits is `last_row`."""
+        first_row = last_row - len(chunk.drafts)
+        # A draft that leads to no finite number is none: its row and those after it are left out.
+        num_good = bad[0] - chunk.count + len(chunk.drafts) if bad else len(chunk.drafts)
+        draws = [Draw(chunk.seq, first_row + i, chunk.drafts[:i]) for i in range(num_good + 1)]
+        return draws + [Draw(other, first_row) for other in self._fork(chunk.seq)]
+
+    def _read_prompt_logprobs(self, chunk: Chunk, first_row: int) -> None:
+        """Each row of the chunk foretells the prompt token after it."""
+        seq = chunk.seq
+        targets = seq.request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
+        rows = range(first_row, first_row + len(targets))
+        tops = [seq.request.prompt_logprobs or 0] * len(targets)
+        seq.prompt_logprobs += self._sampler.logprobs(rows, targets, tops)
 
     def _fork(self, lead: Sequence) -> list[Sequence]:
         """The further choices of a request whose prompt was just read, if it has any."""
@@ -220,18 +237,18 @@ class Engine:
         self._scheduler.add_first(others)
         return others
 
-    def _accept(self, seq: Sequence, drawn: list[tuple[Draw, int]]) -> list[tuple[str, Delta]]:
+    def _accept(self, seq: Sequence, drawn: list[Drawn]) -> list[tuple[str, Delta]]:
         """Appends the first token drawn, and further ones as long as the drafts were right."""
         deltas = []
-        drafts = drawn[-1][0].drafted
+        drafts = drawn[-1].draw.drafted
         accepted = 0
-        for i, (_, token) in enumerate(drawn):
-            delta = seq.append(token)
+        for i, each in enumerate(drawn):
+            delta = seq.append(each.token, each.logprob)
             deltas.append((seq.request.id, delta))
             if delta.finish_reason:
                 self._end(seq)
                 break
-            if i == len(drafts) or token != drafts[i]:
+            if i == len(drafts) or each.token != drafts[i]:
                 break
             accepted += 1
             seq.computed += 1

@@ -13,6 +13,7 @@ from samovar.cache import cache_directory
 from samovar.checkpoint import Checkpoint, open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
 from samovar.engine.fingerprint import fingerprint, remembered_sha256
+from samovar.engine.scheduler import PROMPT_LOGIT_ROWS
 from samovar.engine.speculate import MOST_DRAFTS
 from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
 from samovar.models import LoadedProgram, load_program
@@ -120,8 +121,8 @@ def load_model(
         checkpoint,
         pool=pool,
         arena=native.Arena(),
-        max_tokens=options.batch + options.max_sequences + MOST_DRAFTS,
-        max_logit_rows=options.max_sequences + MOST_DRAFTS,
+        max_tokens=options.batch + options.max_sequences + MOST_DRAFTS + PROMPT_LOGIT_ROWS,
+        max_logit_rows=options.max_sequences + MOST_DRAFTS + PROMPT_LOGIT_ROWS,
         max_sequences=options.max_sequences,
         progress=_once_long(progress, path, started),
     )

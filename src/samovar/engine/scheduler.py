@@ -10,18 +10,22 @@ from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
 from samovar.engine.prefix import Node, PrefixTree
 from samovar.engine.sequence import Sequence
 
+PROMPT_LOGIT_ROWS = 32  # logits of a prompt that are read in one step
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Positions [start, start + count) of a sequence, computed in one step.
 
     drafts: guesses at the tokens after the sequence's last one, computed along with it.
+    reads_logprobs: whether the logits of all its positions are wanted.
     """
 
     seq: Sequence
     start: int
     count: int
     drafts: tuple[int, ...] = ()
+    reads_logprobs: bool = False
 
     @property
     def reaches_end(self) -> bool:
@@ -30,6 +34,8 @@ class Chunk:
 
     @property
     def num_logit_rows(self) -> int:
+        if self.reads_logprobs:
+            return self.count
         return 1 + len(self.drafts) if self.reaches_end else 0
 
     @property
@@ -136,6 +142,8 @@ class Scheduler:
         self._waiting.appendleft(seq)  # older than all that wait, for it ran
 
     def _release(self, seq: Sequence) -> None:
+        if seq.reads_prompt_logprobs:
+            seq.prompt_logprobs.clear()  # cached blocks hold no logits: it begins again
         self.tree.release(seq.path)
         self.tree.give_back(seq.blocks)
         seq.path, seq.blocks, seq.computed = [], [], 0
@@ -241,11 +249,17 @@ class Scheduler:
             claims.add(claim)
             prompts.append(seq)
         fair = budget // (2 * len(prompts)) if prompts else 0
+        logit_budget = PROMPT_LOGIT_ROWS
         for seq in prompts:
             counts[id(seq)] = min(seq.pending, fair)
+            if seq.reads_prompt_logprobs:
+                counts[id(seq)] = min(seq.pending, max(1, fair), logit_budget)
+                logit_budget -= counts[id(seq)]
             budget -= counts[id(seq)]
         for seq in prompts:
-            extra = min(seq.pending - counts[id(seq)], budget)
+            if seq.reads_prompt_logprobs:
+                continue
+            extra = max(0, min(seq.pending - counts[id(seq)], budget))
             counts[id(seq)] += extra
             budget -= extra
         most_drafts = draft_budget // max(1, self.num_decoding)
@@ -253,7 +267,9 @@ class Scheduler:
         for seq in self._running:
             drafts = self._draft(seq, most_drafts) if seq.pending == 1 else ()
             if count := counts.get(id(seq)):
-                chunks.append(Chunk(seq, seq.computed, count + len(drafts), drafts))
+                reads_logprobs = seq.reads_prompt_logprobs
+                count += len(drafts)
+                chunks.append(Chunk(seq, seq.computed, count, drafts, reads_logprobs))
         return chunks
 
     def _draft(self, seq: Sequence, most: int) -> tuple[int, ...]:

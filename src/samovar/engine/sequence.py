@@ -6,7 +6,7 @@ import time
 
 from samovar.engine.blocks import BLOCK_TOKENS
 from samovar.engine.prefix import Node
-from samovar.engine.request import Delta, FinishReason, Request, Usage
+from samovar.engine.request import Delta, FinishReason, Request, TokenLogprob, Usage
 from samovar.engine.speculate import NGrams
 from samovar.text.detokenizer import Detokenizer
 from samovar.text.stops import StopMatcher
@@ -45,6 +45,7 @@ class Sequence:
         self.computed = 0
         self.path: list[Node] = []
         self.blocks: list[int] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.cached: int | None = None  # prompt tokens found in the cache when it first ran
         self._num_prompt = len(request.prompt)
         room = num_ctx - self._num_prompt
@@ -66,8 +67,14 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Leading tokens whose KV may come from elsewhere; the last one's logits are needed."""
-        return len(self.tokens) - 1
+        """Leading tokens whose KV may come from elsewhere; cached blocks hold no logits."""
+        return 0 if self.reads_prompt_logprobs else len(self.tokens) - 1
+
+    @property
+    def reads_prompt_logprobs(self) -> bool:
+        """Whether logits of the prompt are still to be read."""
+        wanted = self.request.prompt_logprobs is not None and not self.choice
+        return wanted and len(self.prompt_logprobs) < self._num_prompt - 1
 
     def can_reuse(self, block: int) -> bool:
         """Whether all tokens of the block with this index are reusable."""
@@ -100,7 +107,7 @@ class Sequence:
         self._submitted_at, self._started_at = lead._submitted_at, lead._started_at
         self.cached = lead.cached
 
-    def append(self, token: int) -> Delta:
+    def append(self, token: int, logprob: TokenLogprob | None = None) -> Delta:
         """Adds a sampled token; the one place where text is made and the end is decided."""
         self._last_token_at = time.monotonic()
         if self._first_token_at is None:
@@ -119,8 +126,25 @@ class Sequence:
             reason = "stop"
         elif full:
             reason = "length"
+        first = not self.choice and self.num_reply == 1
         return Delta(
-            text=text, tokens=(token,), usage=self.usage(), choice=self.choice, finish_reason=reason
+            logprobs=() if logprob is None else (logprob,),
+            prompt_logprobs=tuple(self.prompt_logprobs) if first else (),
+            text=text,
+            tokens=(token,),
+            usage=self.usage(),
+            choice=self.choice,
+            finish_reason=reason,
+        )
+
+    def finish_prompt(self) -> Delta:
+        """The one delta of a request that generates nothing."""
+        return Delta(
+            text="",
+            tokens=(),
+            usage=self.usage(),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            finish_reason="length",
         )
 
     def fail(self, message: str) -> Delta:
