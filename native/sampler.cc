@@ -2,6 +2,7 @@
 
 #include "arena.h"
 #include "check.h"
+#include "rank.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,13 +16,8 @@ namespace {
 constexpr int kWeightBlock = 512; // a draw skips whole blocks by their sums
 constexpr int kSortedKeys = 64;
 constexpr int kMaxBlock = 32; // the largest values of blocks bound the k-th largest logit
-
-// Larger for a larger value; among equal values for the lower id.  All keys of a row differ.
-uint64_t rank_key(float value, int32_t id) {
-  const auto bits = std::bit_cast<uint32_t>(value == 0 ? 0.0f : value); // -0 is no less than 0
-  const uint32_t ordered = bits & 0x80000000 ? ~bits : bits | 0x80000000;
-  return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(id);
-}
+constexpr int kMaskBits = 32; // of a word
+constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 double uniform(const Choice& choice) {
   const PhiloxWords w = philox(choice.seed, {{choice.position, choice.choice, 0, 0}});
@@ -60,6 +56,10 @@ void check_choice(const Choice& c, size_t index, int rows, int vocab) {
     check(token >= 0 && token < vocab, "repeat_tokens: ", token, " is not in a vocabulary of ", vocab);
   for (const int32_t token : c.reply_tokens)
     check(token >= 0 && token < vocab, "reply_tokens: ", token, " is not in a vocabulary of ", vocab);
+  for (const int32_t token : c.bias_tokens)
+    check(token >= 0 && token < vocab, "bias_tokens: ", token, " is not in a vocabulary of ", vocab);
+  for (const float value : c.bias_values)
+    check(std::isfinite(value), "bias_values: expected finite numbers, got ", value);
 }
 
 Sampler::Sampler(const Kernels& kernels, int vocab, Arena& arena) : kernels_(&kernels), vocab_(vocab) {
@@ -74,17 +74,21 @@ Sampler::Sampler(const Kernels& kernels, int vocab, Arena& arena) : kernels_(&ke
 }
 
 int Sampler::pick(const float* logits, const Choice& choice) noexcept {
-  logits = penalized(logits, choice);
+  logits = adjusted(logits, choice);
   const int best = kernels_->argmax(logits, vocab_);
   const float largest = logits[best];
-  const float inverse_temperature = 1.0f / choice.temperature;
+  if (choice.mask != nullptr && largest == kNever)
+    return first_allowed(choice.mask);
   // So cold that a difference of one would overflow, or nothing to compare with.
-  if (!(inverse_temperature < 1e30f) || !std::isfinite(largest))
+  const float inverse = 1.0f / choice.temperature;
+  if (!(inverse < 1e30f) || !std::isfinite(largest))
     return best;
+  // So hot that the inverse is flushed to zero: 0 times -inf would be NaN.
+  const float inverse_temperature = std::max(inverse, std::numeric_limits<float>::min());
   const double u = uniform(choice);
   double total;
   if (choice.top_k > 0 && choice.top_k < vocab_) {
-    take_top_k(logits, choice, largest);
+    take_top_k(logits, choice.top_k, largest, inverse_temperature);
     if (choice.min_p > 0)
       std::erase_if(candidates_, [&](const Candidate& c) { return !(c.weight >= choice.min_p); });
     total = sum();
@@ -106,38 +110,72 @@ int Sampler::pick(const float* logits, const Choice& choice) noexcept {
   return candidates_.empty() ? best : draw(u);
 }
 
-const float* Sampler::penalized(const float* logits, const Choice& choice) {
+const float* Sampler::adjusted(const float* logits, const Choice& choice) {
   const bool repeat = choice.repeat_penalty != 1.0f && !choice.repeat_tokens.empty();
   const bool reply =
       (choice.frequency_penalty != 0.0f || choice.presence_penalty != 0.0f) && !choice.reply_tokens.empty();
-  if (!repeat && !reply)
+  if (choice.bias_tokens.empty() && choice.mask == nullptr && !repeat && !reply)
     return logits;
   std::copy_n(logits, vocab_, logits_);
-  if (repeat) {
-    for (const int32_t token : choice.repeat_tokens) {
-      float& l = logits_[token];
-      if (counts_[token]++ == 0)
-        l = l > 0 ? l / choice.repeat_penalty : l * choice.repeat_penalty;
-    }
-    for (const int32_t token : choice.repeat_tokens)
-      counts_[token] = 0;
-  }
-  if (reply) {
-    for (const int32_t token : choice.reply_tokens)
-      ++counts_[token];
-    for (const int32_t token : choice.reply_tokens) {
-      if (counts_[token] > 0)
-        logits_[token] -=
-            choice.frequency_penalty * static_cast<float>(counts_[token]) + choice.presence_penalty;
-      counts_[token] = 0;
-    }
-  }
+  for (size_t i = 0; i < choice.bias_tokens.size(); ++i)
+    logits_[choice.bias_tokens[i]] += choice.bias_values[i];
+  if (repeat)
+    penalize_repeated(choice);
+  if (reply)
+    penalize_reply(choice);
+  // As penalties treat each token alone, it is the same before and after them; here nothing can make a
+  // forbidden token possible again (-inf less -inf is NaN).
+  if (choice.mask != nullptr)
+    forbid(choice.mask);
   return logits_;
 }
 
-// Fills candidates_ with the top_k largest logits, weighed.
-void Sampler::take_top_k(const float* logits, const Choice& choice, float largest) {
-  const auto k = static_cast<size_t>(choice.top_k);
+void Sampler::penalize_repeated(const Choice& choice) {
+  for (const int32_t token : choice.repeat_tokens) {
+    float& l = logits_[token];
+    if (counts_[token]++ == 0)
+      l = l > 0 ? l / choice.repeat_penalty : l * choice.repeat_penalty;
+  }
+  for (const int32_t token : choice.repeat_tokens)
+    counts_[token] = 0;
+}
+
+void Sampler::penalize_reply(const Choice& choice) {
+  for (const int32_t token : choice.reply_tokens)
+    ++counts_[token];
+  for (const int32_t token : choice.reply_tokens) {
+    if (counts_[token] > 0)
+      logits_[token] -=
+          choice.frequency_penalty * static_cast<float>(counts_[token]) + choice.presence_penalty;
+    counts_[token] = 0;
+  }
+}
+
+void Sampler::forbid(const uint32_t* mask) {
+  for (int begin = 0; begin < vocab_; begin += kMaskBits) {
+    const uint32_t allowed = mask[begin / kMaskBits];
+    const int count = std::min(kMaskBits, vocab_ - begin);
+    if (allowed == 0)
+      std::fill_n(logits_ + begin, count, kNever);
+    else if (allowed != ~uint32_t{0})
+      for (int i = 0; i < count; ++i)
+        if ((allowed >> i & 1) == 0)
+          logits_[begin + i] = kNever;
+  }
+}
+
+int Sampler::first_allowed(const uint32_t* mask) const {
+  for (int begin = 0; begin < vocab_; begin += kMaskBits)
+    if (const uint32_t allowed = mask[begin / kMaskBits]; allowed != 0) {
+      const int token = begin + std::countr_zero(allowed);
+      return token < vocab_ ? token : -1; // the last word has bits to spare
+    }
+  return -1;
+}
+
+// Fills candidates_ with the top_k largest logits, weighed; without those that weigh nothing.
+void Sampler::take_top_k(const float* logits, int top_k, float largest, float inverse_temperature) {
+  const auto k = static_cast<size_t>(top_k);
   // At least k logits reach the k-th largest of the blocks' largest ones.
   float bound = -std::numeric_limits<float>::infinity();
   const size_t blocks = static_cast<size_t>(vocab_ + kMaxBlock - 1) / kMaxBlock;
@@ -165,14 +203,14 @@ void Sampler::take_top_k(const float* logits, const Choice& choice, float larges
   }
   candidates_.clear();
   for (const uint64_t key : keys_)
-    candidates_.push_back({0.0f, static_cast<int32_t>(~static_cast<uint32_t>(key))});
+    candidates_.push_back({0.0f, ranked_id(key)});
   std::ranges::sort(candidates_, {}, &Candidate::id);
   for (size_t i = 0; i < candidates_.size(); ++i)
     weights_[i] = logits[candidates_[i].id];
-  kernels_->exp_sum(weights_, static_cast<int>(candidates_.size()), largest, 1.0f / choice.temperature,
-                    weights_);
+  kernels_->exp_sum(weights_, static_cast<int>(candidates_.size()), largest, inverse_temperature, weights_);
   for (size_t i = 0; i < candidates_.size(); ++i)
     candidates_[i].weight = weights_[i];
+  std::erase_if(candidates_, [](const Candidate& c) { return c.weight == 0; });
 }
 
 // Weighs the whole vocabulary; returns the sum.
