@@ -301,10 +301,22 @@ class Settings:
         metavar="N",
         low=0,
         high=_INT32,
-        built=False,
     )
-    max_step_ms: float | None = _option(
-        None, "Longest step, in milliseconds.", group="server", metavar="MS", low=0, built=False
+    max_step_ms: int = _option(
+        100,
+        "Longest step, in milliseconds, while replies wait for their next token and prompts are "
+        "read; never changes a reply.",
+        group="server",
+        metavar="MS",
+        low=1,
+        high=_INT32,
+    )
+    speculate: str = _option(
+        "auto",
+        "Guess replies ahead from their own text, as long as it pays; never changes a reply.",
+        group="machine",
+        metavar="auto|ngram|off",
+        choices=("auto", "ngram", "off"),
     )
     keep_alive: float | None = _option(
         None,

@@ -15,6 +15,7 @@
     ├─ AuthenticationError     401
     ├─ ForbiddenError          403: foreign Origin or Host
     ├─ ModelNotFound           404
+    ├─ QueueFull               429: too many requests wait already
     └─ Unavailable             503: loading, draining, or the engine was lost
 
 Each class knows its HTTP status, its OpenAI error type and its code. Faults of our own are
@@ -141,6 +142,18 @@ class ModelNotFound(SamovarError):
 
     def __init__(self, message: str, *, param: str | None = "model") -> None:
         super().__init__(message, param=param)
+
+
+class QueueFull(SamovarError):
+    """Too many requests wait already; `retry_after_s` says when to return."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, num_waiting: int, *, retry_after_s: int = 1) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already; try again later.")
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(SamovarError):

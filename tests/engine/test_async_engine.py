@@ -12,7 +12,7 @@ import pytest
 
 from engine_cases import MODEL_PATHS, alone, load, requests
 from samovar import AsyncEngine, Engine, Request
-from samovar.errors import ContextOverflow, Unavailable
+from samovar.errors import ContextOverflow, QueueFull, Unavailable
 
 
 @asynccontextmanager
@@ -189,5 +189,25 @@ def test_draining_waits_for_replies_but_not_for_ever() -> None:
             await anext(stream)
             assert not await front.drain(0)
             await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_more_requests_than_may_wait_are_refused() -> None:
+    engine = load(MODEL_PATHS[0], max_sequences=1, max_queue=1)
+    long = requests(engine, max_tokens=0)[:3]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            streams = [front.stream(request) for request in long[:2]]
+            for stream in streams[:1]:
+                await anext(stream)
+            waiting = asyncio.create_task(anext(streams[1]))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                front.stream(long[2])
+            await streams[0].aclose()
+            await waiting
+            await streams[1].aclose()
 
     asyncio.run(main())

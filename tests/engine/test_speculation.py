@@ -11,27 +11,19 @@ from hypothesis import strategies as st
 
 from engine_cases import MODEL_PATHS, load, replies, requests
 from samovar import Engine, Request, SamplingParams
-from samovar.engine.speculate import GRAM, MOST_DRAFTS, NGrams, Speculation
+from samovar.engine.speculate import GRAM, NGrams, Speculation
 
 NUM_CTX = 512
 
 
-class Always(Speculation):
-    """Drafts whenever it can, so that wrong drafts are tested too."""
-
-    def draft_budget(self, num_replies: int) -> int:
-        return MOST_DRAFTS
-
-
 def drafting(path: Path) -> Engine:
-    engine = load(path, ctx=NUM_CTX)
-    engine._speculation = Always(enabled=True)
-    return engine
+    """An engine that drafts whenever it can, so that wrong drafts are tested too."""
+    return load(path, ctx=NUM_CTX, speculate="ngram")
 
 
 @pytest.mark.parametrize("path", MODEL_PATHS, ids=lambda path: path.stem)
 def test_replies_are_the_same_with_and_without(path: Path) -> None:
-    plain, fast = load(path, ctx=NUM_CTX, speculate=False), drafting(path)
+    plain, fast = load(path, ctx=NUM_CTX, speculate="off"), drafting(path)
     cases = requests(plain, max_tokens=80)
     # Few tokens and strong repetition: many drafts, right ones and wrong ones.
     repeating = SamplingParams(temperature=0.7, top_k=2, seed=3)
@@ -61,7 +53,7 @@ def test_rejected_drafts_never_enter_the_prefix_tree() -> None:
     (case,) = requests(engine, max_tokens=90)[2:3]
     tokens = replies(engine, [case])[case.id][0]
     turn = replace(case, prompt=(*case.prompt, *tokens, 40), id="turn")
-    fresh = load(MODEL_PATHS[0], ctx=NUM_CTX, speculate=False)
+    fresh = load(MODEL_PATHS[0], ctx=NUM_CTX, speculate="off")
     assert replies(engine, [turn]) == replies(fresh, [turn])
 
 
@@ -79,7 +71,7 @@ def test_a_draft_is_what_followed_the_last_occurrence(tokens: list[int], most: i
 
 
 def test_drafts_stop_when_they_do_not_pay_and_are_tried_again() -> None:
-    speculation = Speculation(enabled=True)
+    speculation = Speculation("auto")
     speculation.note(0, 0, 0, 1.0)
     tried = 0
     for _ in range(1000):

@@ -48,6 +48,7 @@ class AsyncEngine:
         the generator aborts it.  `param` names the field that the prompt came from.
         """
         self._refuse_if_failed()
+        self.engine.check_queue(len(self._streams))
         self.engine.check(request, param=param)
         return self._stream(request)
 

@@ -19,7 +19,7 @@ from samovar.engine.scheduler import Chunk, Scheduler
 from samovar.engine.sequence import Sequence
 from samovar.engine.speculate import Speculation
 from samovar.engine.step import step_arrays
-from samovar.errors import ContextOverflow, RequestError
+from samovar.errors import ContextOverflow, QueueFull, RequestError
 
 NOT_FINITE = "The model computed a value that is not a finite number."
 
@@ -65,6 +65,7 @@ class Engine:
         )
         self._pace = Pace(options.batch, options.max_step_ms / 1000)
         self._speculation = Speculation(options.speculate)
+        self._max_requests = options.max_sequences + options.max_queue
         self._sequences: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self._steps = 0
         self._tokens_computed = 0
@@ -88,10 +89,21 @@ class Engine:
         if len(request.prompt) >= self.info.num_ctx:
             raise ContextOverflow(len(request.prompt), self.info.num_ctx, param=param)
         vocab_size = self.tokenizer.vocab_size
+        for token, _ in request.sampling.logit_bias:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"logit_bias names token {token}; this model has 0 to {vocab_size - 1}.",
+                    param="logit_bias",
+                )
         if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
             raise RequestError(
                 f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
             )
+
+    def check_queue(self, num_requests: int) -> None:
+        """Raises QueueFull if one more than `num_requests` is too many; thread-safe."""
+        if num_requests >= self._max_requests:
+            raise QueueFull(self._scheduler.num_waiting)
 
     def submit(self, request: Request) -> None:
         """Queues a request; its id must not be in use."""

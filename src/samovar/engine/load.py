@@ -30,7 +30,9 @@ class EngineOptions:
     """How to run a model; 0 and None mean that the machine and the model decide.
 
     ctx: tokens of prompt and reply.  kv: "bf16", "f32" or "q8".  batch: prompt tokens a step.
-    speculate: whether replies are guessed ahead from their own text; the bytes are the same.
+    max_queue: requests that may wait besides those that run.
+    speculate: "auto" guesses replies ahead from their own text as long as it pays, "ngram" always,
+        "off" never; the bytes are the same.
     max_step_ms: how long a step may last while replies wait for their next token.
     isa: name of a kernel table.  chat_template: a name or a file.
     eos: ids that replace the model's own end tokens.
@@ -43,7 +45,8 @@ class EngineOptions:
     isa: str | None = None
     max_sequences: int = 32
     max_step_ms: int = 100
-    speculate: bool = True
+    max_queue: int = 256
+    speculate: str = "auto"
     chat_template: str | None = None
     eos: tuple[int, ...] = ()
 

@@ -34,8 +34,8 @@ class Speculation:
     without drafts, exceed the ratio of the two durations.  Both are moving averages.
     """
 
-    def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
         self._plain_s = 0.0  # a step of one row for each reply
         self._ratio = 1.0  # duration of a step with drafts over one without
         self._gain = 2.0  # tokens of a reply in a step with drafts; hopeful at first
@@ -43,8 +43,10 @@ class Speculation:
 
     def draft_budget(self, num_replies: int) -> int:
         """Drafts that the next step, with `num_replies` replies in it, may check in all."""
-        if not self._enabled or num_replies > MOST_REPLIES:
+        if self._mode == "off" or num_replies > MOST_REPLIES:
             return 0
+        if self._mode == "ngram":
+            return MOST_DRAFTS
         if self._pause:
             self._pause -= 1
             return 0
