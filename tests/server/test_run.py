@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -25,8 +26,9 @@ LONG_PROMPTS = [[i] for i in range(3, 35)]  # most go on until the context is fu
 def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str], str]]:
     """`samovar serve` with the tiny model: the process, its start-up lines, its URL."""
     command = [sys.executable, "-m", "samovar", "serve", str(TINY), "--port", "0", *options]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SAMOVAR_")}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         lines = []
