@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -82,6 +83,39 @@ def test_a_traceback_stays_part_of_its_line(
         LOGGER.exception("failed")
     lines = capsys.readouterr().err.splitlines()
     assert sum(not line.startswith("    ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_fault_of_another_thread_is_told_whole(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                raise MemoryError("second") from error
+        except MemoryError as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    set_up(log_format)
+    LOGGER.critical("the engine has stopped", exc_info=faults[0])
+    err = capsys.readouterr().err
+    first, *rest = err.splitlines()
+    if log_format == "json":
+        line = json.loads(first)
+        assert rest == []
+        assert (line["level"], line["message"]) == ("critical", "the engine has stopped")
+        err = line["traceback"]
+    else:
+        assert first.endswith("critical: the engine has stopped")
+    assert "KeyError: 'first'" in err
+    assert "MemoryError: second" in err
 
 
 @given(st.text(st.characters(codec=None)))

@@ -7,16 +7,48 @@ server or numpy does so inside its command, so that help and errors come at once
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from samovar.errors import SamovarError
 
 INTERRUPTED = 130
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; the exit code: 0, 1 for an error, 130 after Ctrl-C."""
+    with _orderly_end():
+        return _main(arguments)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Makes the signals that end a process exceptions, so that what was begun is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: types.FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    # One that is ignored, as under nohup, stays so.
+    taken = [n for n in END_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _main(arguments: list[str] | None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()

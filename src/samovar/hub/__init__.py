@@ -5,10 +5,12 @@ from __future__ import annotations
 from samovar.hub.cache import Progress, models_directory
 from samovar.hub.catalog import CATALOG, DEFAULT_MODEL, KnownModel
 from samovar.hub.resolve import LocalModel, list_models, resolve
+from samovar.hub.wheels import Interrupt
 
 __all__ = [
     "CATALOG",
     "DEFAULT_MODEL",
+    "Interrupt",
     "KnownModel",
     "LocalModel",
     "Progress",

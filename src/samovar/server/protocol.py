@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio.events import TimerHandle
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httptools
@@ -23,6 +24,7 @@ from samovar.log import RequestLog, log_request
 from samovar.server.errors import HttpError, encode_json, error_body
 from samovar.server.limits import MAX_HEADER_BYTES, RECEIVE_TIMEOUT_S
 from samovar.server.record import SCOPE_KEY, new_request_id
+from samovar.server.sse import CUT_OFF
 
 
 class HeadersTooLarge(Exception):
@@ -126,7 +128,13 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._served = cycle
+        cycle.scope["extensions"] = {CUT_OFF: {"close": partial(self._cut_off, cycle)}}
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def _cut_off(self, cycle: RequestResponseCycle) -> None:
+        """Closes behind what has been written, which is no whole reply and is not made one."""
+        cycle.disconnected = True
+        self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what the parser refused."""

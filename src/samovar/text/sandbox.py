@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jinja2
@@ -25,7 +25,7 @@ from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from samovar.errors import TemplateError
-from samovar.text.budget import MAX_OUTPUT_CHARS, MAX_STEPS, Budget, OverBudget
+from samovar.text.budget import MAX_OUTPUT_CHARS, Budget, OverBudget, joined_size
 from samovar.text.traced import TracedText, holds_outside, joined, plain, retraced
 
 _STEPS_PER_CALL = 20
@@ -37,10 +37,7 @@ _HANDING_ON = frozenset(
         *("selectattr", "slice", "sort", "sum", "unique"),
     )
 )
-_MAX_INTEGER_BITS = 4096
 _MAX_INDENT = 64
-# A width or precision of five digits, or one that is an argument.
-_WIDE_FORMAT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*\.?(?:\d{5}|\*)|\{[^{}]*(?::[^{}]*\d{5}|\{)")
 # A field of str.format that takes a part of its argument.
 _PART_FIELD = re.compile(r"\{[^{}:!]*[.\[]")
 
@@ -68,7 +65,7 @@ class CompiledTemplate:
 
         Raises TemplateError with the template's own words where it refuses.
         """
-        self._environment.budget.steps = MAX_STEPS
+        self._environment.budget.start()
         parts: list[str] = []
         size = 0
         try:
@@ -87,6 +84,8 @@ class CompiledTemplate:
             # Whatever a template does wrong with these messages ends here: undefined names, wrong
             # types, forbidden attributes, bad arguments.
             raise TemplateError(f"The chat template fails on these messages: {error}") from None
+        finally:
+            self._environment.budget.start()
         return joined(parts)
 
 
@@ -118,6 +117,14 @@ class _CountLoops(NodeTransformer):
         if isinstance(node.arg, nodes.Slice):
             node.node = _paid(node.node)
         return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _paid(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _paid(node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
@@ -156,6 +163,9 @@ class _TemplateNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
         Namespace.__setitem__(self, name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # it may hold itself, or a huge value
 
 
 def _refuse_private(name: object) -> None:
@@ -197,6 +207,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         for name, filter_ in self.filters.items():
             self.filters[name] = self._bounded_filter(name, filter_)
+        for name, test in self.tests.items():
+            self.tests[name] = self._paid_test(test)  # type: ignore[arg-type]
         self.filters["join"] = self._join
         self.filters["_counted"] = _counted
         self.filters["_concatenated"] = self._concatenated
@@ -207,14 +219,20 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         __self.budget.spend(_STEPS_PER_CALL)
         method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
         text = getattr(method, "__self__", None)
+        for value in (text, *args, *kwargs.values()):
+            __self.budget.spend_use(value)
         if isinstance(text, str):
             name = method.__name__
-            __self._check_text(name, text, args, kwargs)
+            __self.budget.spend_text(name, text, args, kwargs)
             if name == "join" and len(args) == 1 and not kwargs:
+                if isinstance(args[0], str):
+                    __self.budget.spend(len(args[0]))
                 items = list(args[0])
+                __self.budget.spend_size(joined_size(text, items))
                 text.join(items)  # for its errors
                 return joined(_interleaved(text, items))
         result = super().call(__context, __obj, *args, **kwargs)
+        __self.budget.measure(result)
         if isinstance(result, str) and not isinstance(result, TracedText):
             if isinstance(text, bytes | bytearray) or (
                 isinstance(text, str) and name.startswith("format") and _PART_FIELD.search(text)
@@ -231,19 +249,20 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             if isinstance(left, int) and isinstance(right, int):
-                self._check_bits(left.bit_length() * max(right, 0))
+                self.budget.check_bits(left.bit_length() * max(right, 0))
         elif operator == "*":
             if isinstance(left, int) and isinstance(right, int):
-                self._check_bits(left.bit_length() + right.bit_length())
+                self.budget.check_bits(left.bit_length() + right.bit_length())
             for value, count in ((left, right), (right, left)):
                 if isinstance(value, str | list | tuple) and isinstance(count, int):
                     self.budget.spend_size(len(value) * max(count, 0))
         elif operator == "%":
             if isinstance(left, str):
-                self._check_text("format", left, (right,), {})
+                self.budget.spend_text("format", left, (right,), {})
         elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             self.budget.spend_size(len(left) + len(right))
         result = super().call_binop(context, operator, left, right)
+        self.budget.measure(result)
         if isinstance(result, str) and not isinstance(result, TracedText):
             return retraced(result, self.binop_table[operator], (left, right), {})
         return result
@@ -252,7 +271,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         """`value` as a template prints it: a text, or what is no text but holds none either."""
         if isinstance(value, str | int | float | jinja2.Undefined) or value is None:
             return value
-        self.budget.spend_tree(value)
+        self.budget.spend_use(value)
         return TracedText(str(value))
 
     def _concatenated(self, items: list[Any]) -> TracedText:
@@ -265,66 +284,43 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     ) -> TracedText:
         if attribute is not None:
             value = map(jinja2.filters.make_attrgetter(self, attribute), value)
+        if isinstance(value, str):
+            self.budget.spend(len(value))
         texts = [str(self._as_text(item)) for item in value]
         separator = str(self._as_text(d))
-        self.budget.spend_size(_joined_size(separator, texts))
+        self.budget.spend_size(joined_size(separator, texts))
         return joined(_interleaved(separator, texts))
 
     def _paid(self, value: Any) -> Any:
-        if isinstance(value, str | list | tuple | dict):
-            self.budget.spend_tree(value)
+        self.budget.spend_use(value)
         return value
 
-    def _check_bits(self, bits: int) -> None:
-        if bits > _MAX_INTEGER_BITS:
-            raise OverBudget("it makes a huge number")
+    def _paid_test(self, test: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(test)
+        def paid(*args: Any) -> Any:
+            for value in args:
+                self.budget.spend_use(value)
+            return test(*args)
 
-    def _check_text(
-        self, method: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Refuses a text operation whose result would be huge, before it is made."""
-        numbers = [abs(a) for a in (*args, *kwargs.values()) if isinstance(a, int)]
-        width = max(numbers, default=0)
-        if method in ("center", "ljust", "rjust", "zfill", "batch", "slice"):
-            self.budget.spend_size(max(width, len(text)))
-        elif method in ("expandtabs", "indent"):
-            self.budget.spend_size(len(text) + width * (1 + text.count("\n") + text.count("\t")))
-        elif method in ("replace", "wordwrap"):
-            longest = max(
-                (len(a) for a in (*args, *kwargs.values()) if isinstance(a, str)), default=1
-            )
-            found = text.count(args[0]) if args and isinstance(args[0], str) else len(text)
-            self.budget.spend_size(len(text) + found * longest)
-        elif method in ("format", "format_map"):
-            if _WIDE_FORMAT.search(text):
-                raise OverBudget("it formats with a huge or computed width")
-            values = [*args, *(v for a in args if isinstance(a, tuple) for v in a)]
-            sizes = (len(v) for v in (*values, *kwargs.values()) if isinstance(v, str))
-            fields = text.count("{") + text.count("%")
-            self.budget.spend_size(len(text) + fields * max(sizes, default=0))
-        elif method == "join" and args and isinstance(args[0], list | tuple):
-            self.budget.spend_size(_joined_size(text, args[0]))
+        return paid
 
     def _bounded_filter(self, name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
         wants = getattr(getattr(filter_, "jinja_pass_arg", None), "name", "")
-        shows = name in ("tojson", "string", "pprint", "format", "xmlattr", "sort", "unique")
 
         # Taking the context also keeps jinja2 from running it while compiling.
         @pass_context
         def bounded(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-            self.budget.spend()
-            if isinstance(value, str | list | tuple | dict):
-                self.budget.spend(len(value) >> 6)
-            if shows:
-                self.budget.spend_tree([value, *args, *kwargs.values()])
-            self._check_text(name, value if isinstance(value, str) else "", args, kwargs)
+            self.budget.spend_filter(name, value, args, kwargs, by_character=name in _HANDING_ON)
+            self.budget.spend_text(name, value if isinstance(value, str) else "", args, kwargs)
             first = {
                 "context": (context,),
                 "eval_context": (context.eval_ctx,),
                 "environment": (self,),
             }.get(wants, ())
             if name in _HANDING_ON or (name == "trim" and isinstance(value, TracedText)):
-                return filter_(*first, value, *args, **kwargs)
+                handed = filter_(*first, value, *args, **kwargs)
+                self.budget.measure(handed)
+                return handed
             result = filter_(
                 *first,
                 plain(value),
@@ -332,6 +328,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
                 **{key: plain(item) for key, item in kwargs.items()},
             )
             if not isinstance(result, str):
+                self.budget.measure(result)
                 return result
             return retraced(result, partial(filter_, *first), (value, *args), kwargs)
 
@@ -356,11 +353,6 @@ def _interleaved(separator: str, texts: Iterable[str]) -> Iterator[str]:
 def _strftime_now(form: str) -> str:
     text = datetime.now().strftime(form)
     return TracedText(text) if holds_outside(form) else text
-
-
-def _joined_size(separator: str, items: Iterable[Any]) -> int:
-    sizes = [len(item) if isinstance(item, str) else 8 for item in items]
-    return sum(sizes) + len(separator) * len(sizes)
 
 
 def _raise_exception(message: object) -> None:
