@@ -152,4 +152,4 @@ def _count_parameters(program: Program) -> int:
 
 
 def _num_bytes(matrix: Matrix) -> int:
-    return sum(part.data.nbytes for part in matrix.parts)
+    return sum(part.num_bytes for part in matrix.parts)
