@@ -311,6 +311,20 @@ class Settings:
         low=1,
         high=_INT32,
     )
+    cache_dir: str | None = _option(
+        None,
+        "Directory in which cached prefixes are kept on disk and found again after a restart.",
+        group="machine",
+        metavar="DIR",
+    )
+    cache_disk_gb: float = _option(
+        10.0,
+        "Most disk space for cached prefixes, in GiB.",
+        group="machine",
+        metavar="N",
+        low=0.0,
+        high=1e6,
+    )
     speculate: str = _option(
         "auto",
         "Guess replies ahead from their own text, as long as it pays; never changes a reply.",

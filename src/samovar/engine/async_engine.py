@@ -121,7 +121,7 @@ class AsyncEngine:
                 deltas = self.engine.step()
                 if deltas:
                     self._post(self._deliver, deltas)
-            self.engine.abort_all()
+            self.engine.close()
         except BaseException as failure:  # the thread must never end in silence
             logger.critical("the engine has stopped after a fault", exc_info=failure)
             self._post(self._fail, failure)

@@ -58,8 +58,9 @@ class Engine:
         self.end_ids = model.end_ids
         self._runner = model.runner
         self._sampler = Sampler(model.runner)
+        self._disk = model.disk
         self._num_blocks = model.num_blocks
-        self._tree = PrefixTree(BlockPool(model.num_blocks))
+        self._tree = PrefixTree(BlockPool(model.num_blocks), model.disk)
         self._scheduler = Scheduler(
             self._tree, max_sequences=options.max_sequences, copy_block=model.cache.copy_block
         )
@@ -123,6 +124,12 @@ class Engine:
         """Drops every request."""
         for request_id in list(self._sequences):
             self.abort(request_id)
+
+    def close(self) -> None:
+        """Drops every request and writes what is still to be kept on disk."""
+        self.abort_all()
+        if self._disk is not None:
+            self._disk.close()
 
     def step(self) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do."""

@@ -12,7 +12,8 @@ from samovar import _native as native
 from samovar.cache import cache_directory
 from samovar.checkpoint import Checkpoint, open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
-from samovar.engine.fingerprint import fingerprint, remembered_sha256
+from samovar.engine.disk import DiskTier
+from samovar.engine.fingerprint import NUMERICS, fingerprint, remembered_sha256
 from samovar.engine.scheduler import PROMPT_LOGIT_ROWS
 from samovar.engine.speculate import MOST_DRAFTS
 from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
@@ -33,6 +34,7 @@ class EngineOptions:
     max_queue: requests that may wait besides those that run.
     speculate: "auto" guesses replies ahead from their own text as long as it pays, "ngram" always,
         "off" never; the bytes are the same.
+    cache_dir: where blocks of the KV cache are kept on disk, at most `cache_disk_gb` of them.
     max_step_ms: how long a step may last while replies wait for their next token.
     isa: name of a kernel table.  chat_template: a name or a file.
     eos: ids that replace the model's own end tokens.
@@ -44,6 +46,8 @@ class EngineOptions:
     batch: int = 256
     isa: str | None = None
     max_sequences: int = 32
+    cache_dir: str | None = None
+    cache_disk_gb: float = 10.0
     max_step_ms: int = 100
     max_queue: int = 256
     speculate: str = "auto"
@@ -96,6 +100,7 @@ class LoadedModel:
     template: ChatTemplate | None
     end_ids: frozenset[int]
     num_blocks: int
+    disk: DiskTier | None
 
 
 def load_model(
@@ -136,6 +141,7 @@ def load_model(
         )
     num_ctx = _context(options.ctx, program.max_ctx)
     cache = _kv_cache(program, num_ctx, options)
+    digest = sha256 or remembered_sha256(path)
     template_text = None if template is None else template.source
     info = ModelInfo(
         path=path,
@@ -153,7 +159,7 @@ def load_model(
         buffer_bytes=program.buffer_bytes,
         kv_bytes=cache.nbytes,
         load_s=time.monotonic() - started,
-        fingerprint=fingerprint(sha256 or remembered_sha256(path), options.kv, template_text),
+        fingerprint=fingerprint(digest, options.kv, template_text),
     )
     return LoadedModel(
         info=info,
@@ -163,6 +169,7 @@ def load_model(
         template=template,
         end_ids=_end_ids(options.eos, tokenizer, template),
         num_blocks=cache.num_blocks,
+        disk=_disk_tier(options, digest, cache),
     )
 
 
@@ -238,6 +245,19 @@ def _kv_cache(program: LoadedProgram, num_ctx: int, options: EngineOptions) -> n
     free = native.available_memory() - program.buffer_bytes  # reserved, but not touched yet
     num_blocks = _plan_blocks(num_ctx, options.max_sequences, block_bytes, free)
     return native.KvCache(num_blocks=num_blocks, **shape)
+
+
+def _disk_tier(options: EngineOptions, model_sha256: str, cache: native.KvCache) -> DiskTier | None:
+    if options.cache_dir is None:
+        return None
+    identity = f"{model_sha256} {NUMERICS} {options.kv}"
+    try:
+        max_bytes = int(options.cache_disk_gb * 2**30)
+        return DiskTier(Path(options.cache_dir), identity, max_bytes, cache)
+    except OSError as error:
+        raise SettingError(
+            f"--cache-dir {options.cache_dir} cannot be used: {error.strerror}.", param="cache_dir"
+        ) from error
 
 
 def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int, free: int) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from samovar.engine.blocks import BLOCK_TOKENS, BlockPool
+from samovar.engine.disk import DiskTier
 
 
 class Node:
@@ -16,9 +17,12 @@ class Node:
     so a node without holders has no held descendant.
     """
 
-    __slots__ = ("block", "children", "holders", "parent", "tokens", "used_at")
+    __slots__ = ("block", "children", "holders", "key", "parent", "tokens", "used_at")
 
-    def __init__(self, parent: Node | None, tokens: tuple[int, ...], block: int) -> None:
+    def __init__(
+        self, parent: Node | None, tokens: tuple[int, ...], block: int, key: bytes = b""
+    ) -> None:
+        self.key = key  # its name in the tier on disk
         self.parent = parent
         self.tokens = tokens
         self.block = block
@@ -35,9 +39,10 @@ class PrefixTree:
     Engine thread only.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, disk: DiskTier | None = None) -> None:
         self._pool = pool
-        self._roots: dict[Hashable, Node] = {}
+        self._disk = disk
+        self._roots: dict[str, Node] = {}
         self._leaving: list[tuple[int, int, Node]] = []  # heap of candidates, checked when popped
         self._ties = itertools.count()
         self._clock = 0
@@ -49,13 +54,21 @@ class PrefixTree:
         """Blocks that `take` can give: the free ones and those of nodes that nobody holds."""
         return self._pool.num_free + self.num_idle
 
-    def root(self, owner: Hashable) -> Node:
+    def root(self, owner: str) -> Node:
         """Where the prefixes of `owner` begin; owners never see each other's blocks."""
-        return self._roots.setdefault(owner, Node(None, (), -1))
+        root = self._roots.get(owner)
+        if root is None:
+            key = b"" if self._disk is None else self._disk.root(owner)
+            root = self._roots[owner] = Node(None, (), -1, key)
+        return root
 
     def child(self, node: Node, tokens: Sequence[int], start: int) -> Node | None:
-        """The node of the block tokens[start : start + BLOCK_TOKENS] after `node`."""
-        return node.children.get(tuple(tokens[start : start + BLOCK_TOKENS]))
+        """The node of the block tokens[start : start + BLOCK_TOKENS] after `node`, which is held."""
+        block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
+        known = node.children.get(block_tokens)
+        if known is None and self._disk is not None:
+            known = self._load(self._disk, node, block_tokens)
+        return known
 
     def best_partial(self, node: Node, tokens: Sequence[int]) -> tuple[Node | None, int]:
         """The child that begins with most of `tokens`, and how many of them."""
@@ -89,9 +102,10 @@ class PrefixTree:
         """The node of a computed block, held once more; takes `block` back if it is known."""
         known = parent.children.get(tokens)
         if known is None:
-            known = parent.children[tokens] = Node(parent, tokens, block)
+            known = self._add(parent, tokens, block)
             known.holders = 1
-            self.num_nodes += 1
+            if self._disk is not None and len(tokens) == BLOCK_TOKENS:
+                self._disk.store(known.key, tokens, block)
         else:
             self._pool.give_back([block])  # the same tokens after the same tokens: the same bits
             self.hold(known)
@@ -125,6 +139,26 @@ class PrefixTree:
         assert len(nodes) == self.num_nodes
         assert sum(not node.holders for node in nodes) == self.num_idle
         assert all(node.holders >= sum(c.holders for c in node.children.values()) for node in nodes)
+
+    def _add(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
+        key = b"" if self._disk is None else self._disk.child(parent.key, tokens)
+        node = parent.children[tokens] = Node(parent, tokens, block, key)
+        self.num_nodes += 1
+        return node
+
+    def _load(self, disk: DiskTier, parent: Node, tokens: tuple[int, ...]) -> Node | None:
+        key = disk.child(parent.key, tokens)
+        if not disk.has(key) or not self.num_available:
+            return None
+        (block,) = self.take(1)
+        if not disk.load(key, tokens, block):
+            self._pool.give_back([block])
+            return None
+        node = self._add(parent, tokens, block)
+        node.used_at = self._clock
+        self.num_idle += 1
+        self._consider(node)
+        return node
 
     def _consider(self, node: Node) -> None:
         if node.block >= 0 and not node.holders and not node.children:
