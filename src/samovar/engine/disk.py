@@ -66,7 +66,7 @@ class DiskTier:
         return key.hex() in self._known
 
     def load(self, key: Key, tokens: Sequence[int], block: int) -> bool:
-        """Reads a block into the cache; False, and a warning, if its file is not what it should be."""
+        """Reads a block into the cache; False, and a warning, if its file is not sound."""
         name = key.hex()
         path = self._directory / name
         try:

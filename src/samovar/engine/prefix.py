@@ -63,7 +63,7 @@ class PrefixTree:
         return root
 
     def child(self, node: Node, tokens: Sequence[int], start: int) -> Node | None:
-        """The node of the block tokens[start : start + BLOCK_TOKENS] after `node`, which is held."""
+        """The node of tokens[start : start + BLOCK_TOKENS] after `node`, which is held."""
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
         known = node.children.get(block_tokens)
         if known is None and self._disk is not None:
