@@ -139,14 +139,15 @@ void bind_program(nb::module_& m) {
           "Rotate the first `heads` heads of each row in place, half-split, as far as the angles reach.")
       .def(
           "add_attention",
-          [](Program& p, int x, int out, int layer, int heads, int kv_heads, int head_dim, float scale,
-             int window, std::string origin) {
-            add_attention(p, {x, out, layer, heads, kv_heads, head_dim, scale, window, std::move(origin)});
+          [](Program& p, int x, int layer, int heads, int kv_heads, int head_dim, float scale, int window,
+             int out, int out_rows, std::string origin) {
+            add_attention(
+                p, {x, out, out_rows, layer, heads, kv_heads, head_dim, scale, window, std::move(origin)});
           },
-          nb::kw_only(), "x"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
-          "window"_a, "origin"_a,
+          nb::kw_only(), "x"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a,
+          "out"_a = -1, "out_rows"_a = -1, "origin"_a,
           "Store k and v of q|k|v rows in the cache, then attend causally; window 0 sees all, else the last "
-          "`window` tokens, the own included.")
+          "`window` tokens, the own included.  As f32 into out, as rounded rows into out_rows, or both.")
       .def(
           "add_gated",
           [](Program& p, int x, std::string activation, int out, int out_rows, std::string origin) {

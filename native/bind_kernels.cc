@@ -306,7 +306,7 @@ KernelTable::KernelTable(const char* name) {
       kernels = table;
       return;
     }
-    names += (names.empty() ? "" : ", ") + std::string(table->name);
+    names.append(names.empty() ? "" : ", ").append(table->name);
   }
   check(false, "this CPU has no kernels named ", name, "; available: ", names);
 }

@@ -25,9 +25,9 @@ struct Choice {
   float presence_penalty = 0;
   std::span<const int32_t> repeat_tokens;
   std::span<const int32_t> reply_tokens;
-  std::span<const int32_t> bias_tokens; // l += value, once for each time that a token stands here
-  std::span<const float> bias_values;   // as many
-  const uint32_t* mask = nullptr;       // bit i % 32 of word i / 32: token i may be chosen; null: all may
+  std::span<const int32_t> bias_tokens = {}; // l += value, once for each time that a token stands here
+  std::span<const float> bias_values = {};   // as many
+  const uint32_t* mask = nullptr; // bit i % 32 of word i / 32: token i may be chosen; null: all may
   // The draw is Philox 4x32-10 with key `seed` and counter (position, choice).
   uint64_t seed = 0;
   uint32_t choice = 0;
