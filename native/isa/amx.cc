@@ -1,0 +1,48 @@
+// What the table for AMX (int8 and bf16 tiles) does otherwise than that of AVX-512.
+#include "amx.h"
+
+#include "../kernels/kernels.h"
+
+namespace samovar::avx512 {
+extern const Kernels kKernels;
+}
+
+namespace samovar::amx {
+namespace {
+using namespace avx512;
+
+SAMOVAR_INLINE void matmul_few_rows(Form form, const MatmulArgs& a) {
+  avx512::kKernels.matmul[static_cast<int>(form)](a);
+}
+
+#include "../kernels/vector.inl"
+
+#include "../kernels/math.inl"
+
+#include "../kernels/matmul_common.inl"
+
+#include "../kernels/matmul_q8.inl"
+
+#include "../kernels/matmul_tiles.inl"
+
+constexpr Kernels make_table() {
+  Kernels table{};
+  table.name = "amx";
+#define SAMOVAR_TILES(form) table.matmul[static_cast<int>(Form::form)] = matmul_q8_tiles<Form::form>;
+  SAMOVAR_TILES(U4)
+  SAMOVAR_TILES(U4m)
+  SAMOVAR_TILES(U4k)
+  SAMOVAR_TILES(U5)
+  SAMOVAR_TILES(U5m)
+  SAMOVAR_TILES(U5k)
+  SAMOVAR_TILES(U6)
+  SAMOVAR_TILES(U8)
+#undef SAMOVAR_TILES
+  return table;
+}
+} // namespace
+
+extern const Kernels kKernels;
+constinit const Kernels kKernels = make_table(); // null where AVX-512 is to be used
+
+} // namespace samovar::amx
