@@ -14,16 +14,27 @@ using namespace avx512;
 SAMOVAR_INLINE void matmul_few_rows(Form form, const MatmulArgs& a) {
   avx512::kKernels.matmul[static_cast<int>(form)](a);
 }
+SAMOVAR_INLINE void attend_few_rows(KvType type, const AttendArgs& a) {
+  avx512::kKernels.attend[static_cast<int>(type)](a);
+}
 
 #include "../kernels/vector.inl"
 
 #include "../kernels/math.inl"
+
+#include "../kernels/rows.inl"
 
 #include "../kernels/matmul_common.inl"
 
 #include "../kernels/matmul_q8.inl"
 
 #include "../kernels/matmul_tiles.inl"
+
+#include "../kernels/kv_store.inl"
+
+#include "../kernels/attend.inl"
+
+#include "../kernels/attend_tiles.inl"
 
 constexpr Kernels make_table() {
   Kernels table{};
@@ -38,6 +49,8 @@ constexpr Kernels make_table() {
   SAMOVAR_TILES(U6)
   SAMOVAR_TILES(U8)
 #undef SAMOVAR_TILES
+  table.attend[static_cast<int>(KvType::BF16)] = attend_tiles<KvType::BF16>;
+  table.attend[static_cast<int>(KvType::Q8)] = attend_tiles<KvType::Q8>;
   return table;
 }
 } // namespace

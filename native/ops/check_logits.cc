@@ -21,10 +21,10 @@ public:
     const int begin = static_cast<int>(item % slices()) * kSlice;
     const int end = std::min(begin + kSlice, x_.cols);
     const float* x = step.floats(x_, row);
-    uint32_t largest = 0; // the bits of |x| order as x does, with infinities and NaN on top
+    uint32_t carry = 0; // the exponent of infinities and NaN is all ones: one more reaches the sign
     for (int i = begin; i < end; ++i)
-      largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffff);
-    if (largest >= 0x7f800000)
+      carry |= (std::bit_cast<uint32_t>(x[i]) & 0x7fffffff) + 0x00800000;
+    if (carry >> 31)
       step.mark_bad(x_.rows, row);
   }
 
