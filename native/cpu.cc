@@ -11,6 +11,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -49,6 +50,12 @@ CpuFeatures detect_cpu() {
   return f;
 }
 
+bool allow_amx() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return allowed;
+}
+
 std::vector<std::pair<const char*, bool>> CpuFeatures::named() const {
   return {{"f16c", f16c},
           {"fma", fma},
@@ -71,6 +78,10 @@ CpuFeatures detect_cpu() {
   f.dotprod = getauxval(AT_HWCAP) >> 20 & 1; // HWCAP_ASIMDDP
   f.i8mm = getauxval(AT_HWCAP2) >> 13 & 1;   // HWCAP2_I8MM
   return f;
+}
+
+bool allow_amx() {
+  return false;
 }
 
 std::vector<std::pair<const char*, bool>> CpuFeatures::named() const {

@@ -34,6 +34,9 @@ struct CpuFeatures {
 };
 CpuFeatures detect_cpu();
 
+// Asks the operating system, once, to let this process use AMX tiles; false if it does not.
+bool allow_amx();
+
 // Threads worth running: min(affinity, floor(cgroup quota), physical cores), at least 1.
 // `root` is put before every path of /proc and /sys (tests only).
 int usable_cores(const std::string& root = "");

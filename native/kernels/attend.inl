@@ -14,6 +14,25 @@ struct Span { // positions relative to the chunk, both ends included; empty if l
   }
 };
 
+// What each row sees of the chunk; returns what any row sees.
+SAMOVAR_INLINE Span visible_spans(const AttendArgs& a, Span* spans) {
+  const int tokens = a.num_pages * kPageTokens;
+  Span seen{tokens, -1};
+  for (int r = 0; r < a.rows; ++r) {
+    const int first = a.first[r] - a.base, last = a.last[r] - a.base;
+    spans[r] = {first > 0 ? first : 0, last < tokens ? last : tokens - 1};
+    if (spans[r].first > spans[r].last) {
+      spans[r] = {tokens, -1};
+      continue;
+    }
+    if (spans[r].first < seen.first)
+      seen.first = spans[r].first;
+    if (spans[r].last > seen.last)
+      seen.last = spans[r].last;
+  }
+  return seen;
+}
+
 // s[r][t] = (q_r . k_t) * scale for the 32 tokens of a page.
 template <KvType type, int rows>
 SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* keys, int hd, float factor,
@@ -124,21 +143,9 @@ template <KvType type> void attend(const AttendArgs& a) {
   alignas(64) float q[kMaxAttendRows][kMaxHeadDim];
   alignas(64) float scores[kMaxAttendRows][kContextChunk];
   alignas(64) uint8_t widened[type == KvType::Q8 ? kv_half_bytes(KvType::BF16, kMaxHeadDim) : 64];
-  const int hd = a.hd, tokens = a.num_pages * kPageTokens;
-
-  Span spans[kMaxAttendRows], seen{tokens, -1}; // seen: by any row
-  for (int r = 0; r < a.rows; ++r) {
-    const int first = a.first[r] - a.base, last = a.last[r] - a.base;
-    spans[r] = {first > 0 ? first : 0, last < tokens ? last : tokens - 1};
-    if (spans[r].first > spans[r].last) {
-      spans[r] = {tokens, -1};
-      continue;
-    }
-    if (spans[r].first < seen.first)
-      seen.first = spans[r].first;
-    if (spans[r].last > seen.last)
-      seen.last = spans[r].last;
-  }
+  const int hd = a.hd;
+  Span spans[kMaxAttendRows];
+  const Span seen = visible_spans(a, spans);
   for (int r = 0; r < a.rows; ++r) {
     a.m[r] = -kInfinity;
     a.l[r] = 0;

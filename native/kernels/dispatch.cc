@@ -13,9 +13,34 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace amx {
+extern const Kernels kKernels;
+}
 namespace neon_dotprod {
 extern const Kernels kKernels;
 }
+
+#ifdef SAMOVAR_HAVE_AMX
+namespace {
+
+// The table of AVX-512 with the entries that AMX has.
+const Kernels& amx_table() {
+  static const Kernels table = [] {
+    Kernels merged = avx512::kKernels;
+    merged.name = amx::kKernels.name;
+    for (int form = 0; form < kNumForms; ++form)
+      if (amx::kKernels.matmul[form])
+        merged.matmul[form] = amx::kKernels.matmul[form];
+    for (int type = 0; type < 3; ++type)
+      if (amx::kKernels.attend[type])
+        merged.attend[type] = amx::kKernels.attend[type];
+    return merged;
+  }();
+  return table;
+}
+
+} // namespace
+#endif
 
 int available_kernels(const Kernels** out, int capacity) {
   [[maybe_unused]] const CpuFeatures cpu = detect_cpu();
@@ -25,8 +50,13 @@ int available_kernels(const Kernels** out, int capacity) {
       out[count++] = &table;
   };
 #ifdef SAMOVAR_HAVE_AVX512
-  offer(avx512::kKernels, cpu.avx2 && cpu.fma && cpu.f16c && cpu.avx512f && cpu.avx512bw && cpu.avx512vl &&
-                              cpu.avx512dq && cpu.avx512_vnni);
+  const bool runs_avx512 = cpu.avx2 && cpu.fma && cpu.f16c && cpu.avx512f && cpu.avx512bw && cpu.avx512vl &&
+                           cpu.avx512dq && cpu.avx512_vnni;
+#ifdef SAMOVAR_HAVE_AMX
+  if (runs_avx512 && cpu.avx512_bf16 && cpu.amx_int8 && cpu.amx_bf16 && allow_amx())
+    offer(amx_table(), true);
+#endif
+  offer(avx512::kKernels, runs_avx512);
 #endif
 #ifdef SAMOVAR_HAVE_AVX2
   offer(avx2::kKernels, cpu.avx2 && cpu.fma && cpu.f16c);

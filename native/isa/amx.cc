@@ -1,0 +1,61 @@
+// What the table for AMX (int8 and bf16 tiles) does otherwise than that of AVX-512.
+#include "amx.h"
+
+#include "../kernels/kernels.h"
+
+namespace samovar::avx512 {
+extern const Kernels kKernels;
+}
+
+namespace samovar::amx {
+namespace {
+using namespace avx512;
+
+SAMOVAR_INLINE void matmul_few_rows(Form form, const MatmulArgs& a) {
+  avx512::kKernels.matmul[static_cast<int>(form)](a);
+}
+SAMOVAR_INLINE void attend_few_rows(KvType type, const AttendArgs& a) {
+  avx512::kKernels.attend[static_cast<int>(type)](a);
+}
+
+#include "../kernels/vector.inl"
+
+#include "../kernels/math.inl"
+
+#include "../kernels/rows.inl"
+
+#include "../kernels/matmul_common.inl"
+
+#include "../kernels/matmul_q8.inl"
+
+#include "../kernels/matmul_tiles.inl"
+
+#include "../kernels/kv_store.inl"
+
+#include "../kernels/attend.inl"
+
+#include "../kernels/attend_tiles.inl"
+
+constexpr Kernels make_table() {
+  Kernels table{};
+  table.name = "amx";
+#define SAMOVAR_TILES(form) table.matmul[static_cast<int>(Form::form)] = matmul_q8_tiles<Form::form>;
+  SAMOVAR_TILES(U4)
+  SAMOVAR_TILES(U4m)
+  SAMOVAR_TILES(U4k)
+  SAMOVAR_TILES(U5)
+  SAMOVAR_TILES(U5m)
+  SAMOVAR_TILES(U5k)
+  SAMOVAR_TILES(U6)
+  SAMOVAR_TILES(U8)
+#undef SAMOVAR_TILES
+  table.attend[static_cast<int>(KvType::BF16)] = attend_tiles<KvType::BF16>;
+  table.attend[static_cast<int>(KvType::Q8)] = attend_tiles<KvType::Q8>;
+  return table;
+}
+} // namespace
+
+extern const Kernels kKernels;
+constinit const Kernels kKernels = make_table(); // null where AVX-512 is to be used
+
+} // namespace samovar::amx

@@ -1,0 +1,165 @@
+// Attention on matrix tiles: scores of two pages at a time, softmax, then values by 64 dims.
+//
+// Keys and values lie in pages as tiles want them: 16 pairs of dims (tokens) by 16 tokens (dims).
+
+constexpr int kScoreStride = kContextChunk + 16; // so that rows do not share a few sets of L1
+
+// exp(x) with the bits of math.inl for x <= 0, rounded to bf16.
+SAMOVAR_INLINE I exp_bf16(F x) {
+  constexpr float kRound = 12582912.0f;
+  const F t = fma(x, set1(0x1.715476p+0f), set1(kRound));
+  const F n = sub(t, set1(kRound));
+  F r = fma(n, set1(-0x1.62e4p-1f), x);
+  r = fma(n, set1(-0x1.7f7d1cp-20f), r);
+  F q = fma(set1(0x1.6a1a8ep-10f), r, set1(0x1.123fb4p-7f));
+  q = fma(q, r, set1(0x1.555916p-5f));
+  q = fma(q, r, set1(0x1.55548ap-3f));
+  q = fma(q, r, set1(0x1.fffffcp-2f));
+  const F p = add(fma(q, mul(r, r), r), set1(1.0f));
+  // No result is subnormal, so that scaling by 2^n is exact.
+  const __mmask16 large = _mm512_cmp_ps_mask(x, set1(-86.9f), _CMP_NLT_UQ);
+  return bf16_bits(_mm512_maskz_scalef_ps(large, p, n));
+}
+
+struct TileScores {
+  alignas(64) float s[kMaxAttendRows][kScoreStride];
+  alignas(64) uint16_t p[kContextChunk / kPageTokens][kMaxAttendRows][kPageTokens]; // bf16
+};
+
+// Tiles 0..3 are sums, 4 queries, 5..7 keys.
+template <int pages>
+SAMOVAR_INLINE void score_tiles(const uint16_t* q, const uint8_t* const* keys, int hd, float* scores) {
+  constexpr int stride = kPageTokens * 4;
+  unroll<2 * pages>(SAMOVAR_BODY(auto c) { tile_zero<c.value>(); });
+  for (int d = 0; d < hd; d += 32) {
+    tile_load<4>(q + d * kMaxAttendRows, 64);
+    unroll<2 * pages>(SAMOVAR_BODY(auto c) {
+      tile_load<5 + c.value % 3>(keys[c / 2] + d / 2 * stride + c % 2 * 64, stride);
+      tile_dot_bf16<c.value, 4, 5 + c.value % 3>();
+    });
+  }
+  unroll<2 * pages>(
+      SAMOVAR_BODY(auto c) { tile_store<c.value>(scores + c * 16, kScoreStride * sizeof(float)); });
+}
+
+// Turns the scores of pages [page, end) of a row into bf16 weights, zero outside `seen`; returns their sum.
+SAMOVAR_INLINE float softmax_tiles(TileScores& t, int row, int page, int end, Span seen, float factor,
+                                   float& most) {
+  const float* s = t.s[row];
+  const F scale = set1(factor);
+  const auto mask = SAMOVAR_BODY(int i) { // lanes of vector i that are seen
+    const int first = seen.first - i * 16, last = seen.last - i * 16;
+    const uint32_t from = first <= 0 ? 0xffff : first > 15 ? 0 : 0xffffu << first;
+    const uint32_t to = last >= 15 ? 0xffff : last < 0 ? 0 : 0xffffu >> (15 - last);
+    return static_cast<__mmask16>(from & to);
+  };
+  F largest = set1(-kInfinity);
+  for (int i = seen.first / 16; i <= seen.last / 16; ++i) {
+    const F x = _mm512_mask_mul_ps(set1(-kInfinity), mask(i), load(s + i * 16), scale);
+    largest = max(x, largest);
+  }
+  most = max16({{largest}});
+  const F shift = set1(most);
+  F sum = zero();
+  const auto weights = SAMOVAR_BODY(int i) {
+    return reinterpret_cast<__m256i*>(t.p[i / 2][row] + i % 2 * 16);
+  };
+  const int begin = seen.first / 16, stop = seen.last / 16 + 1;
+  for (int i = 2 * page; i < begin; ++i)
+    *weights(i) = _mm256_setzero_si256();
+  for (int i = begin; i < stop; ++i) {
+    const I e = _mm512_maskz_mov_epi32(mask(i), exp_bf16(sub(mul(load(s + i * 16), scale), shift)));
+    sum = add(sum, as_float(e));
+    *weights(i) = _mm512_cvtepi32_epi16(shr<16>(e));
+  }
+  for (int i = stop; i < 2 * end; ++i)
+    *weights(i) = _mm256_setzero_si256();
+  return sum16({{sum}});
+}
+
+// o[.][d ...] += weights . values of some pages.  Tiles 0..3 are sums, 4 weights, 5..7 values.
+template <int count, class Values>
+SAMOVAR_INLINE void value_tiles(const TileScores& t, int page, int end, Values values, int hd, int d,
+                                bool more, float* o, int64_t o_stride) {
+  unroll<count>(SAMOVAR_BODY(auto c) {
+    if (more)
+      tile_load<c.value>(o + d + c * 16, o_stride * static_cast<int64_t>(sizeof(float)));
+    else
+      tile_zero<c.value>();
+  });
+  for (int p = page; p < end; ++p) {
+    tile_load<4>(t.p[p], 64);
+    unroll<count>(SAMOVAR_BODY(auto c) {
+      tile_load<5 + c.value % 3>(values(p) + (d + c * 16) * 4, hd * 4);
+      tile_dot_bf16<c.value, 4, 5 + c.value % 3>();
+    });
+  }
+  unroll<count>(SAMOVAR_BODY(auto c) {
+    tile_store<c.value>(o + d + c * 16, o_stride * static_cast<int64_t>(sizeof(float)));
+  });
+}
+
+template <KvType type> void attend_tiles(const AttendArgs& a) {
+  constexpr int64_t kWidened = kv_half_bytes(KvType::BF16, kMaxHeadDim);
+  alignas(64) uint16_t q[kMaxHeadDim * kMaxAttendRows]; // bf16 [hd / 32][16 rows][32]
+  alignas(64) TileScores t;
+  alignas(64) uint8_t widened[type == KvType::Q8 ? 2 * kWidened : 64];
+  const int hd = a.hd;
+  if (type == KvType::Q8 && a.rows < 4) // widening is most of the work, and quicker between registers
+    return attend_few_rows(type, a);
+  Span spans[kMaxAttendRows];
+  const Span seen = visible_spans(a, spans);
+  for (int r = 0; r < a.rows; ++r) {
+    a.m[r] = -kInfinity;
+    a.l[r] = 0;
+    for (int d = 0; d < hd; d += 16)
+      _mm256_store_si256(reinterpret_cast<__m256i*>(q + (d / 32 * kMaxAttendRows + r) * 32 + d % 32),
+                         _mm512_cvtepi32_epi16(shr<16>(bf16_bits(load(a.q[r] + d)))));
+  }
+  const auto clear = SAMOVAR_BODY(float x) {
+    for (int r = 0; r < a.rows; ++r)
+      for (int d = 0; d < hd; d += 16) {
+        float* o = a.o + r * a.o_stride + d;
+        store(o, x == 0 ? zero() : add(load(o), zero()));
+      }
+  };
+  if (seen.first > seen.last)
+    return clear(0);
+  const int page = seen.first / kPageTokens, end = seen.last / kPageTokens + 1;
+
+  const Tiles guard(a.rows, 0x1f);
+  for (int p = page; p < end; p += 2) {
+    const uint8_t* keys[2] = {a.pages[p], a.pages[p + 1 < end ? p + 1 : p]};
+    if constexpr (type == KvType::Q8)
+      for (int i = 0; i < 2 && p + i < end; ++i) {
+        widen_keys(keys[i], hd, widened + i * kWidened);
+        keys[i] = widened + i * kWidened;
+      }
+    if (p + 1 < end)
+      score_tiles<2>(q, keys, hd, t.s[0] + p * kPageTokens);
+    else
+      score_tiles<1>(q, keys, hd, t.s[0] + p * kPageTokens);
+  }
+  for (int r = 0; r < a.rows; ++r)
+    if (spans[r].first <= spans[r].last)
+      a.l[r] = softmax_tiles(t, r, page, end, spans[r], a.scale, a.m[r]);
+    else
+      for (int p = page; p < end; ++p)
+        __builtin_memset(t.p[p][r], 0, sizeof t.p[p][r]);
+
+  const auto add_values = SAMOVAR_BODY(int first, int stop, bool more, auto values) {
+    for (int d = 0; d < hd; d += 64)
+      if (d + 64 <= hd)
+        value_tiles<4>(t, first, stop, values, hd, d, more, a.o, a.o_stride);
+      else
+        value_tiles<2>(t, first, stop, values, hd, d, more, a.o, a.o_stride);
+  };
+  if constexpr (type == KvType::Q8)
+    for (int p = page; p < end; ++p) {
+      widen_values(a.pages[p] + kv_half_bytes(type, hd), hd, widened);
+      add_values(p, p + 1, p > page, SAMOVAR_BODY(int) { return widened; });
+    }
+  else
+    add_values(page, end, false, SAMOVAR_BODY(int p) { return a.pages[p] + kv_half_bytes(type, hd); });
+  clear(1); // zeros are positive
+}
