@@ -15,5 +15,10 @@ inline uint64_t rank_key(float value, int32_t id) {
 inline int32_t ranked_id(uint64_t key) {
   return static_cast<int32_t>(~static_cast<uint32_t>(key));
 }
+// The value of a key; -0 comes back as 0.
+inline float ranked_value(uint64_t key) {
+  const auto ordered = static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>(ordered & 0x80000000 ? ordered & 0x7fffffff : ~ordered);
+}
 
 } // namespace samovar

@@ -2,6 +2,7 @@
 
 #include "arena.h"
 #include "check.h"
+#include "philox.h"
 #include "rank.h"
 
 #include <algorithm>
@@ -16,10 +17,45 @@ namespace samovar {
 namespace {
 
 constexpr int kWeightBlock = 512; // a draw skips whole blocks by their sums
-constexpr int kSortedKeys = 64;
-constexpr int kMaxBlock = 32; // the largest values of blocks bound the k-th largest logit
-constexpr int kMaskBits = 32; // of a word
+constexpr int kScanBlock = 32;    // looked at closely only if it holds something
+constexpr size_t kSortedKeys = 64;
+constexpr int kBucketShift = 21; // weights of one bucket agree in exponent and two bits more
+constexpr size_t kBuckets = (0x3f800000 >> kBucketShift) + 1; // up to a weight of 1
+constexpr int kMaskBits = 32;                                 // of a word
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// Never NaN, which would break a selection.
+float largest_of(const float* x, int n) {
+  std::array<float, 8> most; // lanes that the compiler can keep in vectors
+  most.fill(kNever);
+  int i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (size_t l = 0; l < 8; ++l)
+      most[l] = x[static_cast<size_t>(i) + l] > most[l] ? x[static_cast<size_t>(i) + l] : most[l];
+  for (; i < n; ++i)
+    most[0] = x[i] > most[0] ? x[i] : most[0];
+  return *std::ranges::max_element(most);
+}
+
+// body(begin, end) for each block that has a value of at least the threshold.
+template <class Body> void for_blocks_from(const float* x, int n, float threshold, Body body) {
+  for (int begin = 0; begin < n; begin += kScanBlock) {
+    const int end = std::min(begin + kScanBlock, n);
+    int any = 0;
+    for (int i = begin; i < end; ++i)
+      any |= x[i] >= threshold;
+    if (any != 0)
+      body(begin, end);
+  }
+}
+
+// Weights are summed as whole numbers of 2^-40, so that the order does not matter.
+int64_t units(float weight) {
+  return static_cast<int64_t>(weight * 0x1p40f);
+}
+size_t bucket(float weight) {
+  return std::bit_cast<uint32_t>(weight) >> kBucketShift;
+}
 
 double uniform(const Choice& choice) {
   const PhiloxWords w = philox(choice.seed, {{choice.position, choice.choice, 0, 0}});
@@ -59,19 +95,6 @@ void forbid_some(uint32_t allowed, float* logits, int count) {
 
 } // namespace
 
-PhiloxWords philox(uint64_t key, const PhiloxWords& counter) {
-  auto key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  PhiloxWords c = counter;
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53} * c.word[0], p1 = uint64_t{0xCD9E8D57} * c.word[2];
-    c = {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ key0, static_cast<uint32_t>(p1),
-          static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
-  }
-  return c;
-}
-
 void check_choice(const Choice& c, size_t index, int rows, int vocab) {
   const auto require = [&](bool ok, const char* name, const char* expected, auto got) {
     check(ok, name, "[", index, "]: expected ", expected, ", got ", got);
@@ -101,7 +124,7 @@ Sampler::Sampler(const Kernels& kernels, int vocab, Arena& arena) : kernels_(&ke
   weights_ = reinterpret_cast<float*>(arena.allocate(int64_t{vocab} * 4));
   counts_ = reinterpret_cast<int32_t*>(arena.allocate(int64_t{vocab} * 4));
   sums_.resize(size / kWeightBlock + 1);
-  maxima_.resize(size / kMaxBlock + 1);
+  maxima_.resize(size / kScanBlock + 1);
   candidates_.reserve(size);
   keys_.reserve(size);
 }
@@ -127,15 +150,16 @@ int Sampler::pick(const float* logits, const Choice& choice) noexcept {
     total = sum();
   } else {
     total = weigh_all(logits, largest, inverse_temperature);
+    if (!std::isfinite(total)) // a logit is NaN, which the step has told its caller
+      return best;
     if (choice.min_p == 0 && choice.top_p >= 1)
       return draw_from_all(total, u);
-    // Tokens below this share cannot be among those that make up top_p, even all together.
-    const double cut = choice.top_p < 1 ? 0.5 * (1.0 - choice.top_p) * total / vocab_ : 0.0;
     if (choice.min_p > 0) {
       take_from(choice.min_p);
       total = sum();
     } else {
-      take_from(static_cast<float>(cut));
+      take_top_p(choice.top_p, total);
+      return draw(u);
     }
   }
   if (choice.top_p < 1)
@@ -208,25 +232,23 @@ int Sampler::first_allowed(const uint32_t* mask) const {
 void Sampler::take_top_k(const float* logits, int top_k, float largest, float inverse_temperature) {
   const auto k = static_cast<size_t>(top_k);
   // At least k logits reach the k-th largest of the blocks' largest ones.
-  float bound = -std::numeric_limits<float>::infinity();
-  const size_t blocks = static_cast<size_t>(vocab_ + kMaxBlock - 1) / kMaxBlock;
+  float bound = kNever;
+  const size_t blocks = static_cast<size_t>(vocab_ + kScanBlock - 1) / kScanBlock;
   if (k <= blocks) {
     for (size_t b = 0; b < blocks; ++b) {
-      const float* begin = logits + b * kMaxBlock;
-      const float* end = std::min(begin + kMaxBlock, logits + vocab_);
-      float m = bound;
-      for (const float* x = begin; x < end; ++x)
-        m = *x > m ? *x : m; // never NaN, which would break the selection below
-      maxima_[b] = m;
+      const int begin = static_cast<int>(b) * kScanBlock;
+      maxima_[b] = largest_of(logits + begin, std::min(kScanBlock, vocab_ - begin));
     }
     const auto kth = maxima_.begin() + static_cast<int64_t>(k) - 1;
     std::nth_element(maxima_.begin(), kth, maxima_.begin() + static_cast<int64_t>(blocks), std::greater<>());
     bound = *kth;
   }
   keys_.clear();
-  for (int i = 0; i < vocab_; ++i)
-    if (logits[i] >= bound)
-      keys_.push_back(rank_key(logits[i], i));
+  for_blocks_from(logits, vocab_, bound, [&](int begin, int end) {
+    for (int i = begin; i < end; ++i)
+      if (logits[i] >= bound)
+        keys_.push_back(rank_key(logits[i], i));
+  });
   if (k < keys_.size()) {
     std::nth_element(keys_.begin(), keys_.begin() + static_cast<int64_t>(k) - 1, keys_.end(),
                      std::greater<>());
@@ -259,13 +281,16 @@ double Sampler::weigh_all(const float* logits, float largest, float inverse_temp
 
 // Fills candidates_ with the weights that reach the threshold.
 void Sampler::take_from(float threshold) {
-  candidates_.resize(static_cast<size_t>(vocab_));
-  size_t count = 0;
-  for (int i = 0; i < vocab_; ++i) { // without a branch that would often be mispredicted
-    candidates_[count] = {weights_[i], i};
-    count += weights_[i] >= threshold;
-  }
-  candidates_.resize(count);
+  candidates_.clear();
+  for_blocks_from(weights_, vocab_, threshold, [&](int begin, int end) {
+    size_t count = candidates_.size();
+    candidates_.resize(count + kScanBlock);
+    for (int i = begin; i < end; ++i) { // without a branch that would often be mispredicted
+      candidates_[count] = {weights_[i], i};
+      count += weights_[i] >= threshold;
+    }
+    candidates_.resize(count);
+  });
 }
 
 int Sampler::draw_from_all(double total, double u) const {
@@ -292,41 +317,65 @@ int Sampler::draw_from_all(double total, double u) const {
   return std::max(last, 0);
 }
 
-// Keeps the smallest set of candidates, in order of rank, whose weights reach top_p of the total.
-// Sums are whole numbers of 2^-40, so that their order does not matter: the border is found by
-// halving, without sorting.
-void Sampler::keep_top_p(double top_p, double total) {
-  const auto units = [](uint64_t key) { // of the weight in a key; weights are not negative
-    const auto bits = static_cast<uint32_t>(key >> 32) & 0x7fffffff;
-    return static_cast<int64_t>(std::bit_cast<float>(bits) * 0x1p40f);
-  };
+// Fills candidates_ with the top_p most probable tokens.  Mostly a few large weights make them up, so
+// that thousands of small ones need not be looked at.
+void Sampler::take_top_p(double top_p, double total) {
+  // Tokens below this share cannot be among them, even all together.
+  const auto least = static_cast<float>(0.5 * (1.0 - top_p) * total / vocab_);
+  for (const float threshold : {0x1p-6f, 0x1p-12f, least}) {
+    take_from(std::max(threshold, least));
+    if (keep_top_p(top_p, total))
+      return;
+  }
+}
+
+// Keeps the smallest set of candidates, in order of rank, whose weights reach top_p of the total; all,
+// and false, if they do not.  The border is found without sorting them: first among buckets of similar
+// weights, then by halving one.
+bool Sampler::keep_top_p(double top_p, double total) {
   const int64_t wanted = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(top_p * total * 0x1p40)));
+  std::array<int64_t, kBuckets> sums{};
+  for (const Candidate& c : candidates_)
+    sums[bucket(c.weight)] += units(c.weight);
+  int64_t reached = 0;
+  size_t border = kBuckets;
+  while (border > 0 && reached + sums[border - 1] < wanted)
+    reached += sums[--border];
+  if (border-- == 0)
+    return false;
   keys_.clear();
   for (const Candidate& c : candidates_)
-    keys_.push_back(rank_key(c.weight, c.id));
-  // Keys before `begin` are part of the set and sum up to `reached`; those from `end` on are not.
-  int64_t reached = 0;
-  auto begin = keys_.begin(), end = keys_.end();
-  while (end - begin > kSortedKeys) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, std::greater<>());
-    int64_t half = 0;
-    for (auto key = begin; key != middle; ++key)
-      half += units(*key);
-    if (reached + half >= wanted) {
-      end = middle;
+    if (bucket(c.weight) == border)
+      keys_.push_back(rank_key(c.weight, c.id));
+  const uint64_t last = find_last(wanted - reached);
+  std::erase_if(candidates_, [&](const Candidate& c) {
+    return bucket(c.weight) < border || (bucket(c.weight) == border && rank_key(c.weight, c.id) < last);
+  });
+  return true;
+}
+
+// The key in keys_ with which their weights, the largest first, reach a sum; all together they do.
+uint64_t Sampler::find_last(int64_t wanted) {
+  const auto weigh = [](uint64_t key) { return units(ranked_value(key)); };
+  auto keys = std::span(keys_);
+  while (keys.size() > kSortedKeys) {
+    const size_t half = keys.size() / 2;
+    std::nth_element(keys.begin(), keys.begin() + static_cast<int64_t>(half), keys.end(), std::greater<>());
+    int64_t sum = 0;
+    for (const uint64_t key : keys.first(half))
+      sum += weigh(key);
+    if (sum >= wanted) {
+      keys = keys.first(half);
     } else {
-      reached += half;
-      begin = middle;
+      wanted -= sum;
+      keys = keys.subspan(half);
     }
   }
-  std::sort(begin, end, std::greater<>());
-  while (begin != end && (reached += units(*begin)) < wanted)
-    ++begin;
-  if (begin == keys_.end())
-    return; // rounding left the total out of reach
-  const uint64_t last = begin == end ? *(end - 1) : *begin;
-  std::erase_if(candidates_, [&](const Candidate& c) { return rank_key(c.weight, c.id) < last; });
+  std::ranges::sort(keys, std::greater<>());
+  size_t i = 0;
+  while (i + 1 < keys.size() && (wanted -= weigh(keys[i])) > 0)
+    ++i;
+  return keys[i];
 }
 
 double Sampler::sum() const {

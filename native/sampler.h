@@ -61,7 +61,9 @@ private:
   double weigh_all(const float* logits, float largest, float inverse_temperature);
   void take_from(float threshold);
   int draw_from_all(double total, double u) const;
-  void keep_top_p(double top_p, double total);
+  void take_top_p(double top_p, double total);
+  bool keep_top_p(double top_p, double total);
+  uint64_t find_last(int64_t wanted);
   double sum() const;
   int draw(double u) const;
 
@@ -75,11 +77,5 @@ private:
   std::vector<Candidate> candidates_; // in order of id
   std::vector<uint64_t> keys_;
 };
-
-// Four random words: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-struct PhiloxWords {
-  uint32_t word[4];
-};
-PhiloxWords philox(uint64_t key, const PhiloxWords& counter);
 
 } // namespace samovar

@@ -307,6 +307,31 @@ def test_extreme_temperatures_stay_defined(runner: native.Runner) -> None:
     assert len(set(hot.tolist())) > 150
 
 
+def test_logits_that_are_not_finite_give_some_token() -> None:
+    table = np.random.default_rng(0).normal(size=(4, VOCAB)).astype(np.float32)
+    table[0, 100:300] = np.nan
+    table[1, [5, 1499]] = np.inf
+    table[2, :1400] = -np.inf
+    table[3] = np.nan
+    bench = Bench()
+    broken = bench.finish(bench.embedding(table), VOCAB)
+    assert run(broken, [(range(4), 0, [0])], range(4)) == [0, 1, 2, 3]
+    for top_k in (0, 50):
+        for top_p in (0.5, 1.0):
+            for min_p in (0.0, 0.1):
+                for temperature in (0.0, 1.0):
+                    found = sample(
+                        broken,
+                        [0, 1, 2, 3],
+                        temperature=temperature,
+                        top_k=top_k,
+                        top_p=top_p,
+                        min_p=min_p,
+                    )
+                    assert ((found >= 0) & (found < VOCAB)).all()
+    broken.logprobs(rows=int32(range(4)), tokens=int32(range(4)), top=20)
+
+
 def test_no_rows_give_no_tokens(runner: native.Runner) -> None:
     assert sample(runner, []).shape == (0,)
 
