@@ -49,6 +49,7 @@ constexpr Kernels make_table() {
   SAMOVAR_TILES(U6)
   SAMOVAR_TILES(U8)
 #undef SAMOVAR_TILES
+  table.matmul[static_cast<int>(Form::BF16)] = matmul_bf16_tiles;
   table.attend[static_cast<int>(KvType::BF16)] = attend_tiles<KvType::BF16>;
   table.attend[static_cast<int>(KvType::Q8)] = attend_tiles<KvType::Q8>;
   return table;

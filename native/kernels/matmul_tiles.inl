@@ -240,3 +240,55 @@ template <Form form> void matmul_q8_tiles(const MatmulArgs& a) {
           q8_tiles<form, 1>(part, blocks, panel, panel + 2 <= panels);
       });
 }
+
+// Sums stay in tiles for all of k: 0..3 hold them, 4 (and 5) activations, the rest weights.
+template <int row_blocks, int panels>
+[[gnu::noinline]] void bf16_tiles(const MatmulArgs& a, const RowBlocks& blocks, int panel, bool more) {
+  static_assert(row_blocks * panels <= 4);
+  constexpr int weights = panels == 4 ? 5 : 6, spare = 8 - weights;
+  alignas(64) float acc[kTileMaxRows * 2 * 16];
+  const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + 1) / 2;
+  const uint8_t* w = a.w + panel * a.panel_stride;
+  const auto go = SAMOVAR_BODY(auto count, int block, bool fetch) {
+    const Tile<panels, 1, 1> stream{0, panel, 0, fetch, fetch && more};
+    unroll<count * panels>(SAMOVAR_BODY(auto c) { tile_zero<c.value>(); });
+    for (int b = 0; b < num_blocks; ++b) {
+      if (b % 2 == 0)
+        prefetch_chunk<Form::BF16>(a, stream, w + b * kTileBytes, b / 2, num_chunks);
+      unroll<count>(SAMOVAR_BODY(auto i) {
+        tile_load<4 + i.value>(a.x + blocks.begin(block + i) * a.x_stride + b * kTileRowBytes, a.x_stride);
+      });
+      unroll<panels>(SAMOVAR_BODY(auto p) {
+        constexpr int at = weights + p.value % spare;
+        tile_load<at>(w + p * a.panel_stride + b * kTileBytes, 64);
+        unroll<count>(SAMOVAR_BODY(auto i) { tile_dot_bf16<i * panels + p, 4 + i.value, at>(); });
+      });
+    }
+    unroll<count * panels>(SAMOVAR_BODY(auto c) {
+      tile_store<c.value>(acc + ((block + c / panels) * blocks.size * panels + c % panels) * 16, panels * 64);
+    });
+  };
+  int block = 0;
+  for (; block + row_blocks <= blocks.count; block += row_blocks)
+    go(Index<row_blocks>{}, block, block == 0);
+  if (block < blocks.count)
+    go(Index<1>{}, block, block == 0);
+  finish_rows<panels>(a, blocks, panel, acc);
+}
+
+inline void matmul_bf16_tiles(const MatmulArgs& a) {
+  const int panels = (a.n + kPanelRows - 1) / kPanelRows;
+  for_row_parts(
+      a, SAMOVAR_BODY(const MatmulArgs& part, const RowBlocks& blocks) {
+        const Tiles guard(blocks.size, blocks.count == 1 ? 0x1f : 0x3f);
+        int panel = 0;
+        if (blocks.count == 1)
+          for (; panel + 4 <= panels; panel += 4)
+            bf16_tiles<1, 4>(part, blocks, panel, panel + 8 <= panels);
+        else
+          for (; panel + 2 <= panels; panel += 2)
+            bf16_tiles<2, 2>(part, blocks, panel, panel + 4 <= panels);
+        for (; panel < panels; ++panel)
+          bf16_tiles<1, 1>(part, blocks, panel, panel + 2 <= panels);
+      });
+}

@@ -123,6 +123,9 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
         run(k, n, rows, (k + n + rows) % 2);
   run(256, 96, 4, 2);
   run(512, 48, 9, 2);
+  run(256, 80, 52, 2);
+  for (int rows : {16, 33, 47, 64, 131}) // the blocks of matrix tiles, whole and not
+    run(rows % 2 ? 608 : 256, rows == 131 ? 24 : 72, rows, rows % 3 == 0);
   if (form == Form::F32 || form == Form::F16)
     run(37, 20, 3, 0);
 }

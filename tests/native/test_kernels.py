@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from native_programs import FORMATS, random_blocks
 from samovar import _native as native
 
 Floats = NDArray[np.float32]
@@ -103,6 +104,22 @@ def test_quantize_q8(kernels: native.Kernels, k: int) -> None:
                 codes = np.rint(block * (f32(127) / most)).astype(np.int8)
             assert d[row, b] == scale
             np.testing.assert_array_equal(q[row, b * 32 : b * 32 + 32], codes)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_matmul_gives_a_row_the_same_bits_among_any_others(name: str) -> None:
+    """Row counts fall on all kinds of tiles: single rows, few, blocks that are full or not."""
+    rng = np.random.default_rng(len(name))
+    n, k = 56, 512 if name.endswith("_K") else 352
+    blocks = random_blocks(name, n * k, rng).reshape(-1)
+    pool, arena = native.Pool(1), native.Arena()
+    weight = native.Weight.pack([blocks], [name], [n], k, arena=arena, pool=pool)
+    x, add = activations(rng, 131, k), activations(rng, 131, n)
+    whole = native.Kernels("portable").matmul(x, weight, add=add)
+    for table in TABLES[:-1]:
+        for rows in (1, 6, 9, 16, 23, 33, 50, 64, 131):
+            found = native.Kernels(table).matmul(x[-rows:], weight, add=add[-rows:])
+            np.testing.assert_array_equal(found, whole[-rows:])
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
