@@ -93,6 +93,9 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         (["generate"], "--prompt"),
         (["serve", "one", "--model", "two"], "given twice"),
         (["pull"], "MODEL"),
+        (["chat", "Hi"], "(Hi); use -m MODEL or --prompt TEXT"),
+        (["generate", "a.gguf", "Hi"], "(a.gguf Hi); use -m MODEL or --prompt TEXT"),
+        (["bench", "smollm2"], "(smollm2); use -m MODEL"),
         (["bench", "--quantize", "q8_0"], "--quantize: this version"),
     ],
 )

@@ -235,6 +235,13 @@ def test_info(capfd: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
+def test_info_fetches_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = output(capfd, "info", "smollm2")
+    for part in ("SmolLM2-135M-Instruct", "Apache-2.0", "93.8 MiB", "not here yet", "pull smollm2"):
+        assert part in out
+    assert not (tmp_path / "models").exists()
+
+
 def test_no_models_yet(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     out, err = capfd.readouterr()

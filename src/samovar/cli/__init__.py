@@ -83,9 +83,22 @@ def _run(arguments: list[str] | None) -> int:
     except Exception as error:
         # typer's own errors about the command line; where their class lives depends on its version.
         if message := getattr(error, "format_message", None):
-            return _fail(message())
+            return _fail(message() + _hint(error))
         raise
     return result if isinstance(result, int) else 0
+
+
+def _hint(error: Exception) -> str:
+    """How the command of a usage error takes what was given to it as a bare word."""
+    context = getattr(error, "ctx", None)
+    if context is None or "unexpected extra argument" not in str(error):
+        return ""
+    parameters = context.command.params
+    if any(parameter.param_type_name == "argument" for parameter in parameters):
+        return ""
+    flags = {flag for parameter in parameters for flag in parameter.opts}
+    ways = [way for way in ("-m MODEL", "--prompt TEXT") if way.split()[0] in flags]
+    return f"; use {' or '.join(ways)}" if ways else ""
 
 
 def _fail(message: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,15 +54,24 @@ def models() -> int:
 @takes_settings("model", model_argument=True)
 def info(settings: Settings) -> int:
     """Describe a model: architecture, size, formats, context, template, licence, place."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from samovar import hub
     from samovar.checkpoint import open_checkpoint
 
+    if (absent := hub.missing(settings.model)) is not None:
+        _print_rows(
+            {
+                "model": absent.alias,
+                "title": absent.title,
+                "licence": absent.licence,
+                "size": size(absent.num_bytes),
+                "file": f"not here yet; `samovar pull {absent.alias}` fetches it",
+            }
+        )
+        return 0
     model = find_model(settings)
     checkpoint = open_checkpoint(model.path)
     config = checkpoint.config
-    rows = {
+    rows: dict[str, object] = {
         "model": model.alias or model.id,
         "title": checkpoint.title or "not stated in the file",
         "architecture": config["model_type"],
@@ -75,11 +85,18 @@ def info(settings: Settings) -> int:
         "size": size(model.path.stat().st_size),
         "file": model.path,
     }
+    _print_rows(rows)
+    return 0
+
+
+def _print_rows(rows: Mapping[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in rows.items():
         table.add_row(name, escape(str(value)))  # what a file says must not command the terminal
     Console(highlight=False, markup=False, soft_wrap=True).print(table)
-    return 0
 
 
 def size(num_bytes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samovar.hub.cache import Progress, models_directory
 from samovar.hub.catalog import CATALOG, DEFAULT_MODEL, KnownModel
-from samovar.hub.resolve import LocalModel, list_models, resolve
+from samovar.hub.resolve import LocalModel, list_models, missing, resolve
 from samovar.hub.wheels import Interrupt
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LocalModel",
     "Progress",
     "list_models",
+    "missing",
     "models_directory",
     "resolve",
 ]

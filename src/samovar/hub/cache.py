@@ -75,7 +75,7 @@ def locked(model: KnownModel, directory: Path, progress: Progress | None) -> Ite
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if progress is not None:
-                progress(f"{model.alias}: waiting for another download", 0, None)
+                progress(f"waiting for another download of {model.alias}", 0, None)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -62,6 +62,14 @@ def resolve(
     return _local(model, directory)
 
 
+def missing(name: str | None, *, catalog: Mapping[str, KnownModel] = CATALOG) -> KnownModel | None:
+    """The model of the catalog that `resolve` would have to download, or None."""
+    model = catalog.get(DEFAULT_MODEL if name is None else name)
+    if model is None or cache.is_present(model, cache.models_directory()):
+        return None
+    return model
+
+
 def list_models(*, catalog: Mapping[str, KnownModel] = CATALOG) -> list[LocalModel]:
     """The models of the catalog that are on this machine, in its order."""
     directory = cache.models_directory()

