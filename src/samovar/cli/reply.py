@@ -29,16 +29,17 @@ class Reply:
     interrupted: bool
 
 
-def load_engine(settings: Settings) -> Engine:
-    """The engine for the model of `settings`, which is downloaded when it is not there."""
+def load_engine(settings: Settings) -> tuple[LocalModel, Engine]:
+    """The model of `settings`, which is downloaded when it is not there, and its engine."""
     from samovar.cli.progress import progress_bar
     from samovar.engine.engine import Engine
 
     model = find_model(settings)
     with progress_bar() as progress:
-        return Engine.load(
+        engine = Engine.load(
             model.path, settings.engine_options(), sha256=model.sha256, progress=progress
         )
+    return model, engine
 
 
 def find_model(settings: Settings) -> LocalModel:
