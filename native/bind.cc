@@ -164,6 +164,7 @@ void bind_program(nb::module_& m) {
 }
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false); // a thread that is ended with the process may still hold an engine
   m.doc() = "The native core: weights, KV cache, programs and the kernels that compute them.";
 
   m.def(

@@ -136,7 +136,7 @@ int Sampler::pick(const float* logits, const Choice& choice) noexcept {
   if (choice.mask != nullptr && largest == kNever)
     return first_allowed(choice.mask);
   // So cold that a difference of one would overflow, or nothing to compare with.
-  const float inverse = 1.0f / choice.temperature;
+  const float inverse = 1.0f / std::fabs(choice.temperature); // a negative zero is a zero
   if (!(inverse < 1e30f) || !std::isfinite(largest))
     return best;
   // So hot that the inverse is flushed to zero: 0 times -inf would be NaN.

@@ -113,6 +113,13 @@ def test_bad_sampling_values_are_refused_by_name(field: str, value: float) -> No
     assert info.value.param == field
 
 
+def test_a_negative_zero_is_a_zero(engine: Engine) -> None:
+    greedy = replies(engine, [request(engine)])
+    for zero in (-0.0, -5e-324 * 0.1):
+        sampling = SamplingParams(temperature=zero, seed=3)
+        assert replies(engine, [request(engine, sampling=sampling)]) == greedy
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -23,8 +23,23 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; the exit code: 0, 1 for an error, 130 after Ctrl-C."""
+    _reopen_standard_files()
     with _orderly_end():
         return _main(arguments)
+
+
+def _reopen_standard_files() -> None:
+    """Gives a process that was started without stdin, stdout or stderr empty ones.
+
+    Else the next file or socket that is opened would take their place.
+    """
+    for number, name, mode in [(0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")]:
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 @contextmanager

@@ -40,6 +40,8 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # A negative zero is a zero, also where it is divided by.
+        object.__setattr__(self, "temperature", self.temperature + 0.0)
         for _, value in self.logit_bias:
             _check_range("logit_bias", value, -100.0, 100.0)
         _check_range("repeat_penalty", self.repeat_penalty, MIN_REPEAT_PENALTY, 100.0)

@@ -9,7 +9,15 @@ from typing import Any
 from samovar.engine.request import Usage
 from samovar.errors import TemplateError
 from samovar.server.exchange import Exchange
-from samovar.server.generation import Chunk, Head, Pieces, Shape, complete, usage_object
+from samovar.server.generation import (
+    Chunk,
+    Head,
+    Pieces,
+    Shape,
+    attended,
+    complete,
+    usage_object,
+)
 from samovar.server.schema import parse_chat
 
 KEPT_ROLES = frozenset({"system", "developer", "user"})
@@ -28,13 +36,15 @@ async def chat_completions(exchange: Exchange) -> None:
     # These the template leaves as they are, but for white space around them.
     kept = [m.content.strip() for m in fields.messages if m.content and m.role in KEPT_ROLES]
     model.refuse_hopeless(kept, param="messages")
-    prompt = await exchange.host.in_thread(
+    model.refuse_too_many(len(fields.messages), param="messages")
+    encoding = exchange.host.in_thread(
         template.encode,
         [message.for_template() for message in fields.messages],
         system=exchange.settings.system,
         continue_final=fields.continue_final_message,
         kwargs=fields.chat_template_kwargs,
     )
+    prompt = await attended(encoding, exchange)
     await complete(exchange, fields, model, [prompt], param="messages", shape=CHAT)
 
 

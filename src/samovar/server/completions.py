@@ -8,7 +8,15 @@ from contextlib import aclosing
 from samovar.engine.request import Usage
 from samovar.errors import RequestError
 from samovar.server.exchange import Exchange
-from samovar.server.generation import Chunk, Head, Pieces, Shape, complete, usage_object
+from samovar.server.generation import (
+    Chunk,
+    Head,
+    Pieces,
+    Shape,
+    attended,
+    complete,
+    usage_object,
+)
 from samovar.server.schema import Prompt, parse_text
 from samovar.text.tokenizer import Tokenizer
 
@@ -20,9 +28,8 @@ async def completions(exchange: Exchange) -> None:
     for prompt in fields.prompt:
         if isinstance(prompt, str):
             model.refuse_hopeless([prompt], param="prompt")
-    prompts = await exchange.host.in_thread(
-        encode_prompts, fields.prompt, model.engine.engine.tokenizer
-    )
+    encoding = exchange.host.in_thread(encode_prompts, fields.prompt, model.engine.engine.tokenizer)
+    prompts = await attended(encoding, exchange)
     await complete(exchange, fields, model, prompts, param="prompt", shape=TEXT)
 
 

@@ -145,16 +145,16 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
 
 
 def _token_ids(ids: list[object], below: str) -> tuple[int, ...]:
-    for i, token in enumerate(ids):
-        if not _is_id(token):
-            raise PydanticCustomError(
-                "wrong_value", "must be a token id", {"below": f"{below}[{i}]"}
-            )
+    if not all(map(_is_id, ids)):
+        wrong = next(i for i, token in enumerate(ids) if not _is_id(token))
+        raise PydanticCustomError(
+            "wrong_value", "must be a token id", {"below": f"{below}[{wrong}]"}
+        )
     return tuple(ids)  # type: ignore[arg-type]
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int  # a bool is none
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
