@@ -190,7 +190,7 @@ def test_the_log_line(server: Running, request_log: FindLine) -> None:
     assert (line.method, line.path, line.status) == ("POST", "/v1/completions", 200)
     assert line.prompt_tokens == reply["usage"]["prompt_tokens"]
     assert line.reply_tokens == reply["usage"]["completion_tokens"]
-    assert line.cached_tokens == 0
+    assert line.cached_tokens == reply["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert line.queue_s is not None
     assert line.ttft_s is not None
     assert line.seed == 9

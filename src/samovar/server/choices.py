@@ -75,7 +75,7 @@ async def pieces(
     elif plan.ranks:
         deltas = _best(deltas, plan.num_choices, plan.num_candidates)
     readers: dict[int, ReplyTokens] = {}
-    scored: dict[int, tuple[TokenLogprob, ...]] = {}  # prompts, by the first delta of each
+    echoes: dict[int, Sequence[TextToken]] = {}  # made of the first delta of each prompt
     async with aclosing(deltas):
         async for number, delta in deltas:
             index = number * plan.num_choices + delta.choice
@@ -83,14 +83,15 @@ async def pieces(
             if index not in readers:
                 offset = len(prompt.text) if plan.echo else 0
                 readers[index] = ReplyTokens(tokenizer, end_ids, offset)
-                logprobs = scored.setdefault(number, delta.prompt_logprobs)
                 if plan.echo:
-                    yield Piece(index, prompt.text, _echoed(plan, prompt, logprobs, tokenizer))
+                    if number not in echoes:
+                        echoes[number] = _echo(plan, prompt, delta.prompt_logprobs, tokenizer)
+                    yield Piece(index, prompt.text, echoes[number])
             tokens = () if plan.num_top is None else readers[index].push(delta)
             yield Piece(index, delta.text, tokens, delta.finish_reason)
 
 
-def _echoed(
+def _echo(
     plan: Plan, prompt: EncodedPrompt, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer
 ) -> Sequence[TextToken]:
     if plan.num_top is None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from samovar.engine.request import Delta, TokenLogprob
-from samovar.text.detokenizer import Detokenizer
 from samovar.text.tokenizer import Tokenizer
 from samovar.text.utf8 import decode_replacing
 
@@ -34,6 +33,70 @@ class TextToken:
     logprob: TokenLogprob | None
 
 
+class _Alignment:
+    """Tokens on one side, their text on the other: a token is done when all of its text has come.
+
+    offset: characters that have come, or were there before.
+    """
+
+    def __init__(self, offset: int = 0) -> None:
+        self._offset = offset
+        self._data = b""  # of the tokens that wait, from the first byte whose text has not come
+        self._waiting: deque[tuple[int, bytes, TokenLogprob | None]] = deque()
+        self._begun = 0  # bytes of the first waiting token whose text has come
+        self._begun_at = offset  # characters before that token
+
+    def add(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
+        """Adds a token that gives these bytes to the text."""
+        self._waiting.append((token, data, logprob))
+        self._data += data
+
+    def take(self, text: str) -> list[TextToken]:
+        """The tokens that this text completes, tokens without any text among them."""
+        done = self._empty_ones()
+        at = 0
+        for character in text:
+            data = character.encode("utf-8", "surrogatepass")
+            # Otherwise it is U+FFFD for a byte that belongs to no character.
+            count = len(data) if self._data.startswith(data, at) else 1
+            at += count
+            while count and self._waiting:
+                self._begun_at = self._begun_at if self._begun else self._offset
+                taken = min(count, len(self._waiting[0][1]) - self._begun)
+                self._begun += taken
+                count -= taken
+                if self._begun == len(self._waiting[0][1]):
+                    done.append(self._pop())
+            self._offset += 1
+            done += self._empty_ones()
+        self._data = self._data[at:]
+        return done
+
+    def cut(self) -> list[TextToken]:
+        """The token whose text ends in its middle, if there is one: what came of it."""
+        return [self._pop(self._begun)] if self._begun else []
+
+    def rest(self) -> list[TextToken]:
+        """All tokens whose text has not come."""
+        done = []
+        while self._waiting:
+            self._begun_at = self._begun_at if self._begun else self._offset
+            done.append(self._pop())
+        return done
+
+    def _empty_ones(self) -> list[TextToken]:
+        done = []
+        while self._waiting and not self._waiting[0][1]:
+            self._begun_at = self._offset
+            done.append(self._pop())
+        return done
+
+    def _pop(self, length: int | None = None) -> TextToken:
+        token, data, logprob = self._waiting.popleft()
+        self._begun = 0
+        return TextToken(token, data[:length], self._begun_at, logprob)
+
+
 class ReplyTokens:
     """Gives the tokens of one reply as soon as all of their text has been given.
 
@@ -43,79 +106,53 @@ class ReplyTokens:
     def __init__(self, tokenizer: Tokenizer, end_ids: frozenset[int], offset: int = 0) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._end_ids = end_ids
-        self._offset = offset
-        self._data = b""  # bytes of tokens whose text has not come yet
-        self._waiting: deque[tuple[TokenLogprob, bytes]] = deque()
-        self._begun = 0  # bytes of the first waiting token whose text has come
-        self._begun_at = offset  # characters before that token
+        self._alignment = _Alignment(offset)
 
     def push(self, delta: Delta) -> list[TextToken]:
         """The tokens that a delta's text completes.  An end token is none of the text's."""
         for logprob in delta.logprobs:
             if logprob.token not in self._end_ids:
-                data = self._token_bytes(logprob.token)
-                self._waiting.append((logprob, data))
-                self._data += data
-        complete = self._empty_ones()
-        for character in delta.text:
-            data = character.encode("utf-8", "surrogatepass")
-            # Otherwise it is U+FFFD for a byte that belongs to no character.
-            count = len(data) if self._data.startswith(data) else 1
-            self._data = self._data[count:]
-            complete += self._take(count)
-            self._offset += 1
-            complete += self._empty_ones()
-        if delta.finish_reason is not None and self._begun:
-            logprob, data = self._waiting.popleft()
-            complete.append(TextToken(logprob.token, data[: self._begun], self._begun_at, logprob))
-        return complete
-
-    def _take(self, count: int) -> list[TextToken]:
-        """Counts bytes of the character at the current offset."""
-        complete = []
-        while count and self._waiting:
-            logprob, data = self._waiting[0]
-            if not self._begun:
-                self._begun_at = self._offset
-            taken = min(count, len(data) - self._begun)
-            self._begun += taken
-            count -= taken
-            if self._begun == len(data):
-                self._waiting.popleft()
-                complete.append(TextToken(logprob.token, data, self._begun_at, logprob))
-                self._begun = 0
-        return complete
-
-    def _empty_ones(self) -> list[TextToken]:
-        """Tokens without any text, such as control tokens in the middle of a reply."""
-        complete = []
-        while self._waiting and not self._waiting[0][1]:
-            logprob, data = self._waiting.popleft()
-            complete.append(TextToken(logprob.token, data, self._offset, logprob))
-        return complete
+                self._alignment.add(logprob.token, self._token_bytes(logprob.token), logprob)
+        done = self._alignment.take(delta.text)
+        return done if delta.finish_reason is None else done + self._alignment.cut()
 
 
 def prompt_tokens(
     ids: Sequence[int], logprobs: Iterable[TokenLogprob], text: str, tokenizer: Tokenizer
 ) -> list[TextToken]:
-    """The tokens of a prompt that is shown as `text`.
+    """The tokens of a prompt that is shown as `text`."""
+    shown = [tokenizer.token_bytes(token) for token in ids]
+    if text == decode_replacing(b"".join(shown)):
+        pass
+    elif text == tokenizer.decode(ids):  # without the space that encoding puts in front
+        first = next(i for i, data in enumerate(shown) if data)
+        shown[first] = shown[first].removeprefix(b" ")
+    else:
+        shown = _as_written(ids, text.encode("utf-8", "surrogatepass"), tokenizer)
+    alignment = _Alignment()
+    for token, data, logprob in zip(ids, shown, [None, *logprobs], strict=True):
+        alignment.add(token, data, logprob)
+    return alignment.take(text) + alignment.rest()
 
-    Control tokens are text if the client wrote them so, and spaces that encoding put in front of
-    words are not.
+
+def _as_written(ids: Sequence[int], text: bytes, tokenizer: Tokenizer) -> list[bytes]:
+    """What each token is in the text that was tokenized.
+
+    Control tokens are as the client wrote them, and a space that encoding put in front is not
+    there.
     """
-    detokenizer = Detokenizer(tokenizer)
-    tokens = []
-    offset = 0
-    for token, logprob in zip(ids, [None, *logprobs], strict=True):
+    shown = []
+    at = 0
+    for token in ids:
         data = tokenizer.token_bytes(token)
-        piece = detokenizer.push((token,))
-        if not data and text.startswith(tokenizer.token_text(token), offset):
-            piece = tokenizer.token_text(token)
-        elif piece.startswith(" ") and not text.startswith(piece, offset):
-            piece, data = piece[1:], data.removeprefix(b" ")
-        tokens.append(TextToken(token, data, min(offset, len(text)), logprob))
-        offset += len(piece)
-    return tokens
+        if not data:
+            spelled = tokenizer.token_text(token).encode("utf-8", "surrogatepass")
+            data = spelled if text.startswith(spelled, at) else b""
+        elif not text.startswith(data, at):
+            data = data.removeprefix(b" ")
+        shown.append(data)
+        at += len(data)
+    return shown
 
 
 def chat_logprobs(tokens: Iterable[TextToken], tokenizer: Tokenizer) -> dict[str, Any]:
