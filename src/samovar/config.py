@@ -302,6 +302,11 @@ class Settings:
         low=0,
         high=_INT32,
     )
+    share_cache: bool = _option(
+        False,
+        "Let the requests of one API key find what those of another have left in the cache.",
+        group="server",
+    )
     max_step_ms: int = _option(
         100,
         "Longest step, in milliseconds, while replies wait for their next token and prompts are "

@@ -96,6 +96,13 @@ def test_white_space_that_the_template_may_drop_is_not_held_against_a_message(ap
     assert response.status_code == 200 or "at least" not in response.text
 
 
+def test_a_bias_for_a_token_that_does_not_exist(api: Api) -> None:
+    for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "a"})):
+        for stream in (False, True):
+            response = api.post(path, {**body, "logit_bias": {"300": 1}, "stream": stream})
+            assert_error(response, 400, None, "logit_bias")
+
+
 def test_unknown_token_id(api: Api) -> None:
     assert_error(api.post(TEXT, {"prompt": [[1], [300]]}), 400, None, "prompt[1]")
     assert_error(api.post(TEXT, {"prompt": [-1]}), 400, None, "prompt")
@@ -209,7 +216,15 @@ _BODIES = st.fixed_dictionaries(
         "stream": st.booleans() | _JSON,
         "stream_options": st.fixed_dictionaries({"include_usage": _LEAVES}) | _JSON,
         "model": _JSON,
-        "n": _JSON,
+        "n": st.integers(0, 5) | _JSON,
+        "best_of": st.integers(0, 5) | _JSON,
+        "logit_bias": st.dictionaries(
+            st.integers(-1, 301).map(str) | st.text(max_size=2), st.floats(-101, 101) | _LEAVES
+        )
+        | _JSON,
+        "logprobs": st.booleans() | st.integers(-1, 6) | _JSON,
+        "top_logprobs": st.integers(-1, 21) | _JSON,
+        "echo": st.booleans() | _JSON,
         "tools": _JSON,
         "response_format": _JSON,
         "chat_template_kwargs": st.dictionaries(st.text(max_size=8), _JSON, max_size=2) | _JSON,

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from samovar.engine.request import Usage
 from samovar.errors import TemplateError
+from samovar.server.choices import EncodedPrompt, Pieces, Plan
 from samovar.server.exchange import Exchange
-from samovar.server.generation import (
-    Chunk,
-    Head,
-    Pieces,
-    Shape,
-    attended,
-    complete,
-    usage_object,
-)
+from samovar.server.generation import Chunk, Head, Shape, attended, complete
+from samovar.server.logprobs import TextToken, chat_logprobs
 from samovar.server.schema import parse_chat
+from samovar.server.usage import Tally
 
 KEPT_ROLES = frozenset({"system", "developer", "user"})
 
@@ -45,10 +39,18 @@ async def chat_completions(exchange: Exchange) -> None:
         kwargs=fields.chat_template_kwargs,
     )
     prompt = await attended(encoding, exchange)
-    await complete(exchange, fields, model, [prompt], param="messages", shape=CHAT)
+    await complete(
+        exchange,
+        fields,
+        model,
+        [EncodedPrompt(prompt)],
+        param="messages",
+        shape=CHAT,
+        plan=Plan(fields.n, fields.n, fields.num_top),
+    )
 
 
-async def _chunks(head: Head, pieces: Pieces, include_usage: bool) -> AsyncGenerator[Chunk, None]:
+async def _chunks(head: Head, pieces: Pieces, tally: Tally | None) -> AsyncGenerator[Chunk, None]:
     base: Chunk = {
         "id": head.id,
         "object": "chat.completion.chunk",
@@ -56,33 +58,38 @@ async def _chunks(head: Head, pieces: Pieces, include_usage: bool) -> AsyncGener
         "model": head.model,
         "system_fingerprint": head.fingerprint,
     }
-    no_usage = {"usage": None} if include_usage else {}
+    no_usage = {"usage": None} if tally is not None else {}
 
-    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
+    def chunk(
+        index: int,
+        delta: dict[str, Any],
+        tokens: Sequence[TextToken] = (),
+        finish_reason: str | None = None,
+    ) -> Chunk:
+        has_logprobs = head.has_logprobs and finish_reason is None
         choice = {
             "index": index,
             "delta": delta,
-            "logprobs": None,
+            "logprobs": chat_logprobs(tokens, head.tokenizer) if has_logprobs else None,
             "finish_reason": finish_reason,
         }
         return {**base, "choices": [choice], **no_usage}
 
-    usages: dict[int, Usage] = {}
     async with aclosing(pieces):
         for index in range(head.num_choices):
             yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
-        async for index, delta in pieces:
-            usages[index] = delta.usage
-            if delta.text:
-                yield chunk(index, {"content": delta.text})
-            if delta.finish_reason is not None:
-                yield chunk(index, {}, delta.finish_reason)
-    if include_usage:
-        yield {**base, "choices": [], "usage": usage_object(usages.values())}
+        async for piece in pieces:
+            if piece.text or piece.tokens:
+                yield chunk(piece.index, {"content": piece.text}, piece.tokens)
+            if piece.finish_reason is not None:
+                yield chunk(piece.index, {}, finish_reason=piece.finish_reason)
+    if tally is not None:
+        yield {**base, "choices": [], "usage": tally.as_object()}
 
 
 async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
     texts: dict[int, list[str]] = {}
+    logprobs: dict[int, Chunk] = {}
     finish_reasons: dict[int, str] = {}
     last: Chunk = {}
     async with aclosing(chunks):
@@ -90,6 +97,10 @@ async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
             for choice in last["choices"]:
                 index = choice["index"]
                 texts.setdefault(index, []).append(choice["delta"].get("content", ""))
+                if (told := choice["logprobs"]) is not None:
+                    logprobs.setdefault(index, told)
+                    if logprobs[index] is not told:
+                        logprobs[index]["content"] += told["content"]
                 if choice["finish_reason"] is not None:
                     finish_reasons[index] = choice["finish_reason"]
     choices: list[Chunk] = [
@@ -101,7 +112,7 @@ async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
                 "refusal": None,
                 "annotations": [],
             },
-            "logprobs": None,
+            "logprobs": logprobs.get(index),
             "finish_reason": finish_reasons[index],
         }
         for index in sorted(texts)

@@ -74,7 +74,7 @@ def error_headers(error: SamovarError) -> dict[str, str]:
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    elif error.status == 503:
+    elif error.status in (429, 503):
         after_s = (
             error.retry_after_s
             if isinstance(error, (QueueFull, Unavailable))

@@ -25,6 +25,7 @@ class Exchange:
     """A request, the way back to its client, and what it may ask.
 
     tail: the rest of the path, where an endpoint serves a whole subtree.
+    owner: whose cached prefixes the request may find.
     """
 
     scope: Scope
@@ -35,6 +36,7 @@ class Exchange:
     host: ModelHost
     settings: Settings
     tail: str = ""
+    owner: str = ""
 
     async def parse(self, parser: Callable[[bytes], Parsed]) -> Parsed:
         """The body, read and parsed.  Raises RequestError, HttpError, ClientGone."""

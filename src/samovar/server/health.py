@@ -36,7 +36,9 @@ def _report(host: ModelHost) -> tuple[str, dict[str, Any]]:
         "running": stats.running,
         "waiting": stats.waiting,
         "blocks_used": stats.blocks_used,
+        "blocks_cached": stats.blocks_cached,
         "blocks_total": stats.blocks_total,
+        "preemptions": stats.preemptions,
         "steps": stats.steps,
         "last_step_age_s": round(last_step_age_s, 3),
     }
