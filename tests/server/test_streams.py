@@ -143,9 +143,12 @@ def raw_request(path: str, body: dict[str, Any]) -> bytes:
 LONG = {"prompt": [[i] for i in range(3, 35)], "temperature": 0}
 
 
-def test_a_client_that_goes_away_from_a_stream(server: Running, request_log: FindLine) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_goes_away_from_a_stream(
+    server: Running, request_log: FindLine, n: int
+) -> None:
     with server.connect() as sock:
-        sock.sendall(raw_request("/v1/completions", {**LONG, "stream": True}))
+        sock.sendall(raw_request("/v1/completions", {**LONG, "stream": True, "n": n}))
         with sock.makefile("rb") as reply:
             while not reply.readline().startswith(b"data: "):
                 pass
