@@ -42,42 +42,54 @@ SAMOVAR_INLINE void score_tiles(const uint16_t* q, const uint8_t* const* keys, i
       SAMOVAR_BODY(auto c) { tile_store<c.value>(scores + c * 16, kScoreStride * sizeof(float)); });
 }
 
-// Turns the scores of pages [page, end) of a row into bf16 weights, zero outside `seen`; returns their sum.
-SAMOVAR_INLINE float softmax_tiles(TileScores& t, int row, int page, int end, Span seen, float factor,
-                                   float& most) {
-  const float* s = t.s[row];
-  const F scale = set1(factor);
+// sum16 and max16 of one vector: the same tree, in registers.
+template <class Fold> SAMOVAR_INLINE float fold_vector(F x, Fold fold) {
+  x = fold(x, _mm512_shuffle_f32x4(x, x, 0x4e));
+  x = fold(x, _mm512_shuffle_f32x4(x, x, 0xb1));
+  x = fold(x, _mm512_permute_ps(x, 0x4e));
+  return _mm512_cvtss_f32(fold(x, _mm512_permute_ps(x, 0xb1)));
+}
+
+// body(i, lanes that are seen) for each vector i that has some
+template <class Body> SAMOVAR_INLINE void for_seen(Span seen, Body body) {
   const int begin = seen.first / 16, last = seen.last / 16;
-  // body(i, lanes that are seen) for each vector i that has some
-  const auto each = SAMOVAR_BODY(auto body) {
-    const auto head = static_cast<__mmask16>(0xffffu << (seen.first % 16));
-    const auto tail = static_cast<__mmask16>(0xffffu >> (15 - seen.last % 16));
-    body(begin, begin < last ? head : static_cast<__mmask16>(head & tail));
-    for (int i = begin + 1; i < last; ++i)
-      body(i, static_cast<__mmask16>(0xffff));
-    if (begin < last)
-      body(last, tail);
-  };
-  F largest = set1(-kInfinity);
-  each(SAMOVAR_BODY(int i, __mmask16 lanes) {
-    largest = max(_mm512_mask_mul_ps(set1(-kInfinity), lanes, load(s + i * 16), scale), largest);
-  });
-  most = max16({{largest}});
-  const F shift = set1(most);
-  F sum = zero();
+  const auto head = static_cast<__mmask16>(0xffffu << (seen.first % 16));
+  const auto tail = static_cast<__mmask16>(0xffffu >> (15 - seen.last % 16));
+  body(begin, begin < last ? head : static_cast<__mmask16>(head & tail));
+  for (int i = begin + 1; i < last; ++i)
+    body(i, static_cast<__mmask16>(0xffff));
+  if (begin < last)
+    body(last, tail);
+}
+
+SAMOVAR_INLINE float largest_score(const float* s, Span seen, F scale) {
+  const F nothing = set1(-kInfinity);
+  F largest = nothing;
+  for_seen(
+      seen, SAMOVAR_BODY(int i, __mmask16 lanes) {
+        largest = max(_mm512_mask_mul_ps(nothing, lanes, load(s + i * 16), scale), largest);
+      });
+  return fold_vector(largest, SAMOVAR_BODY(F a, F b) { return max(a, b); });
+}
+
+// Turns the scores of pages [page, end) of a row into bf16 weights, zero outside `seen`; returns their sum.
+SAMOVAR_INLINE float softmax_row(TileScores& t, int row, int page, int end, Span seen, F scale, F shift) {
+  const float* s = t.s[row];
   const auto weights = SAMOVAR_BODY(int i) {
     return reinterpret_cast<__m256i*>(t.p[i / 2][row] + i % 2 * 16);
   };
-  for (int i = 2 * page; i < begin; ++i)
+  F sum = zero();
+  for (int i = 2 * page; i < seen.first / 16; ++i)
     *weights(i) = _mm256_setzero_si256();
-  each(SAMOVAR_BODY(int i, __mmask16 lanes) {
-    const __m256i e = exp_bf16(sub(mul(load(s + i * 16), scale), shift), lanes);
-    sum = add(sum, as_float(shl<16>(_mm512_cvtepu16_epi32(e))));
-    *weights(i) = e;
-  });
-  for (int i = last + 1; i < 2 * end; ++i)
+  for_seen(
+      seen, SAMOVAR_BODY(int i, __mmask16 lanes) {
+        const __m256i e = exp_bf16(sub(mul(load(s + i * 16), scale), shift), lanes);
+        sum = add(sum, as_float(shl<16>(_mm512_cvtepu16_epi32(e))));
+        *weights(i) = e;
+      });
+  for (int i = seen.last / 16 + 1; i < 2 * end; ++i)
     *weights(i) = _mm256_setzero_si256();
-  return sum16({{sum}});
+  return fold_vector(sum, SAMOVAR_BODY(F a, F b) { return add(a, b); });
 }
 
 // o[.][d ...] += weights . values of some pages.  Tiles 0..3 are sums, 4 weights, 5..7 values.
@@ -143,9 +155,14 @@ template <KvType type> void attend_tiles(const AttendArgs& a) {
     else
       score_tiles<1>(q, keys, hd, t.s[0] + p * kPageTokens);
   }
+  // All maxima first: a row need not wait for its own.
+  const F scale = set1(a.scale);
   for (int r = 0; r < a.rows; ++r)
     if (spans[r].first <= spans[r].last)
-      a.l[r] = softmax_tiles(t, r, page, end, spans[r], a.scale, a.m[r]);
+      a.m[r] = largest_score(t.s[r], spans[r], scale);
+  for (int r = 0; r < a.rows; ++r)
+    if (spans[r].first <= spans[r].last)
+      a.l[r] = softmax_row(t, r, page, end, spans[r], scale, set1(a.m[r]));
     else
       for (int p = page; p < end; ++p)
         __builtin_memset(t.p[p][r], 0, sizeof t.p[p][r]);
