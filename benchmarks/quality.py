@@ -45,7 +45,6 @@ class NativeModel:
         kernels, pool = native.Kernels(isa), native.Pool(native.usable_cores())
         program = load_program(
             open_checkpoint(path),
-            kernels=kernels,
             pool=pool,
             arena=native.Arena(),
             max_tokens=ROWS,

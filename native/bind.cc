@@ -7,7 +7,6 @@
 #include "ops/ops.h"
 #include "pool.h"
 #include "program.h"
-#include "runner.h"
 #include "weight.h"
 
 #include <nanobind/stl/optional.h>
@@ -24,7 +23,6 @@ namespace {
 using namespace nb::literals;
 
 using FloatArray = Array<float>;
-using IntArray = Array<int32_t>;
 
 std::vector<float> copy_of(const std::optional<FloatArray>& array, const char* name) {
   return array ? View(*array, name).copy() : std::vector<float>();
@@ -47,6 +45,22 @@ std::shared_ptr<const Weight> pack(const std::vector<Array<uint8_t>>& parts,
   return Weight::pack(raw, cols, arena, *pool);
 }
 
+nb::bytes read_block(const KvCache& cache, int block) {
+  auto bytes = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, cache.block_bytes()));
+  if (!bytes.is_valid())
+    nb::raise_python_error();
+  auto* out = reinterpret_cast<uint8_t*>(PyBytes_AsString(bytes.ptr()));
+  const nb::gil_scoped_release release; // nobody else has seen the bytes yet
+  cache.read_block(block, out);
+  return bytes;
+}
+
+void write_block(KvCache& cache, int block, const Array<uint8_t>& data) {
+  const View view(data, "data");
+  const nb::gil_scoped_release release;
+  cache.write_block(block, view.span());
+}
+
 NumpyArray<float> dequantize(const Weight& weight) {
   const auto rows = static_cast<size_t>(weight.rows()), cols = static_cast<size_t>(weight.cols());
   std::vector<float> values(rows * cols);
@@ -56,107 +70,6 @@ NumpyArray<float> dequantize(const Weight& weight) {
       weight.dequantize_row(static_cast<int>(row), values.data() + row * cols);
   }
   return make_array(std::move(values), {rows, cols});
-}
-
-NumpyArray<int32_t> run(Runner& runner, const IntArray& tokens, const IntArray& positions,
-                        const IntArray& seq_start, const IntArray& kv_len, const IntArray& block_table,
-                        const IntArray& logit_rows) {
-  const View t(tokens, "tokens"), p(positions, "positions"), s(seq_start, "seq_start"), k(kv_len, "kv_len"),
-      b(block_table, "block_table", 2), l(logit_rows, "logit_rows");
-  std::vector<int32_t> bad;
-  {
-    const nb::gil_scoped_release release;
-    bad = runner.run({t.span(), p.span(), s.span(), k.span(), b.span(), b.shape(0), b.shape(1), l.span()});
-  }
-  const size_t count = bad.size();
-  return make_array(std::move(bad), {count});
-}
-
-NumpyArray<const float> logits(const nb::handle& self) {
-  const auto& runner = nb::cast<const Runner&>(self);
-  return NumpyArray<const float>(
-      runner.logits(),
-      {static_cast<size_t>(runner.max_logit_rows()), static_cast<size_t>(runner.logits_cols())}, self,
-      {runner.logits_stride(), 1});
-}
-
-// The part of a list of tokens that `start` gives to each choice.
-std::span<const int32_t> slice(const View<int32_t>& start, const View<int32_t>& tokens, size_t i,
-                               const char* name) {
-  const int32_t begin = start.data()[i], end = start.data()[i + 1];
-  check(begin >= 0 && begin <= end && end <= tokens.size(), name, ": ", begin, " to ", end, " at ", i,
-        " is not in ", tokens.size(), " tokens");
-  return tokens.span().subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-}
-
-NumpyArray<int32_t> sample(Runner& runner, const IntArray& rows, const FloatArray& temperature,
-                           const FloatArray& top_p, const FloatArray& min_p, const FloatArray& repeat_penalty,
-                           const FloatArray& frequency_penalty, const FloatArray& presence_penalty,
-                           const IntArray& top_k, const Array<uint64_t>& seed, const Array<uint32_t>& choice,
-                           const IntArray& position, const IntArray& repeat_start,
-                           const IntArray& repeat_tokens, const IntArray& reply_start,
-                           const IntArray& reply_tokens) {
-  const View row(rows, "rows"), k(top_k, "top_k"), at(position, "position");
-  const View t(temperature, "temperature"), p(top_p, "top_p"), m(min_p, "min_p"),
-      repeat(repeat_penalty, "repeat_penalty"), frequency(frequency_penalty, "frequency_penalty"),
-      presence(presence_penalty, "presence_penalty");
-  const View seeds(seed, "seed");
-  const View number(choice, "choice");
-  const View first_repeat(repeat_start, "repeat_start"), repeats(repeat_tokens, "repeat_tokens"),
-      first_reply(reply_start, "reply_start"), replies(reply_tokens, "reply_tokens");
-  const int64_t n = row.size();
-  const auto length = [&](const auto& view, const char* name, int64_t expected) {
-    check(view.size() == expected, name, ": expected ", expected, " values, got ", view.size());
-  };
-  length(t, "temperature", n);
-  length(p, "top_p", n);
-  length(m, "min_p", n);
-  length(repeat, "repeat_penalty", n);
-  length(frequency, "frequency_penalty", n);
-  length(presence, "presence_penalty", n);
-  length(k, "top_k", n);
-  length(seeds, "seed", n);
-  length(number, "choice", n);
-  length(at, "position", n);
-  length(first_repeat, "repeat_start", n + 1);
-  length(first_reply, "reply_start", n + 1);
-  std::vector<Choice> choices;
-  for (size_t i = 0; i < static_cast<size_t>(n); ++i)
-    choices.push_back({.row = row.data()[i],
-                       .temperature = t.data()[i],
-                       .top_p = p.data()[i],
-                       .min_p = m.data()[i],
-                       .top_k = k.data()[i],
-                       .repeat_penalty = repeat.data()[i],
-                       .frequency_penalty = frequency.data()[i],
-                       .presence_penalty = presence.data()[i],
-                       .repeat_tokens = slice(first_repeat, repeats, i, "repeat_start"),
-                       .reply_tokens = slice(first_reply, replies, i, "reply_start"),
-                       .seed = seeds.data()[i],
-                       .choice = number.data()[i],
-                       .position = static_cast<uint32_t>(at.data()[i])});
-  std::vector<int32_t> tokens(choices.size());
-  {
-    const nb::gil_scoped_release release;
-    runner.sample(choices, tokens);
-  }
-  const size_t count = tokens.size();
-  return make_array(std::move(tokens), {count});
-}
-
-nb::list profile(Runner& runner, std::optional<bool> enabled) {
-  nb::list result;
-  for (const Runner::Profile& p : runner.profile()) {
-    nb::dict entry;
-    entry["kind"] = p.kind;
-    entry["origin"] = *p.origin;
-    entry["calls"] = p.calls;
-    entry["ns"] = p.ns;
-    result.append(entry);
-  }
-  if (enabled)
-    runner.set_profiling(*enabled);
-  return result;
 }
 
 void bind_program(nb::module_& m) {
@@ -226,14 +139,15 @@ void bind_program(nb::module_& m) {
           "Rotate the first `heads` heads of each row in place, half-split, as far as the angles reach.")
       .def(
           "add_attention",
-          [](Program& p, int x, int out, int layer, int heads, int kv_heads, int head_dim, float scale,
-             int window, std::string origin) {
-            add_attention(p, {x, out, layer, heads, kv_heads, head_dim, scale, window, std::move(origin)});
+          [](Program& p, int x, int layer, int heads, int kv_heads, int head_dim, float scale, int window,
+             int out, int out_rows, std::string origin) {
+            add_attention(
+                p, {x, out, out_rows, layer, heads, kv_heads, head_dim, scale, window, std::move(origin)});
           },
-          nb::kw_only(), "x"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
-          "window"_a, "origin"_a,
+          nb::kw_only(), "x"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a,
+          "out"_a = -1, "out_rows"_a = -1, "origin"_a,
           "Store k and v of q|k|v rows in the cache, then attend causally; window 0 sees all, else the last "
-          "`window` tokens, the own included.")
+          "`window` tokens, the own included.  As f32 into out, as rounded rows into out_rows, or both.")
       .def(
           "add_gated",
           [](Program& p, int x, std::string activation, int out, int out_rows, std::string origin) {
@@ -249,40 +163,8 @@ void bind_program(nb::module_& m) {
           nb::kw_only(), "x"_a, "out"_a, "origin"_a, "The rows that need logits.");
 }
 
-void bind_runner(nb::module_& m) {
-  nb::class_<Runner>(m, "Runner", "Replays a program, a step at a time; owns its activations.")
-      .def(
-          "__init__",
-          [](Runner* self, std::shared_ptr<Program> program, std::shared_ptr<KvCache> cache,
-             const KernelTable& kernels, std::shared_ptr<Pool> pool) {
-            new (self) Runner(std::move(program), std::move(cache), *kernels.kernels, std::move(pool));
-          },
-          "program"_a, "kv_cache"_a, "kernels"_a, "pool"_a)
-      .def(
-          "run", &run, nb::kw_only(), "tokens"_a, "positions"_a, "seq_start"_a, "kv_len"_a, "block_table"_a,
-          "logit_rows"_a,
-          "Compute a step: sequence s has rows seq_start[s] to seq_start[s+1], its positions are "
-          "consecutive\n"
-          "and end at kv_len[s] - 1, its blocks are block_table[s].  logit_rows ascend.\n\n"
-          "Everything is checked before anything is computed (ValueError).  Returns the rows, usually none,\n"
-          "that met a value which is not finite.  Releases the GIL.")
-      .def_prop_ro("logits", &logits,
-                   nb::for_getter(nb::sig("def logits(self, /) -> numpy.typing.NDArray[numpy.float32]")),
-                   "View [max_logit_rows, vocab]; the rows of the last run are valid.")
-      .def(
-          "sample", &sample, nb::kw_only(), "rows"_a, "temperature"_a, "top_p"_a, "min_p"_a,
-          "repeat_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a, "top_k"_a, "seed"_a, "choice"_a,
-          "position"_a, "repeat_start"_a, "repeat_tokens"_a, "reply_start"_a, "reply_tokens"_a,
-          "One token for each of `rows` of the logits.  Order: penalties, temperature, top-k, min-p, top-p, "
-          "one\n"
-          "draw (Philox 4x32-10, key seed, counter position and choice).  Temperature 0: the most probable.\n"
-          "Tokens repeat_start[i] to repeat_start[i+1] of repeat_tokens are row i's; so with reply_tokens.")
-      .def("profile", &profile, "enabled"_a = nb::none(),
-           nb::sig("def profile(self, enabled: bool | None = None) -> list[dict[str, object]]"),
-           "Time by operation: kind, origin, calls, ns.  True starts measuring from zero, False stops.");
-}
-
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false); // a thread that is ended with the process may still hold an engine
   m.doc() = "The native core: weights, KV cache, programs and the kernels that compute them.";
 
   m.def(
@@ -335,7 +217,13 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_blocks", &KvCache::num_blocks)
       .def_prop_ro("block_bytes", &KvCache::block_bytes)
       .def_prop_ro("nbytes", &KvCache::nbytes)
-      .def("copy_block", &KvCache::copy_block, "src"_a, "dst"_a);
+      .def("copy_block", &KvCache::copy_block, nb::call_guard<nb::gil_scoped_release>(), "src"_a, "dst"_a,
+           "Copy one block over another.  As for all three: no step may write the block meanwhile.")
+      .def("read_block", &read_block, "block"_a, "The block's block_bytes bytes.  Releases the GIL.")
+      .def("write_block", &write_block, "block"_a, "data"_a,
+           nb::sig("def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None"),
+           "Fill a block with what read_block gave for a cache of the same kind.  Releases the GIL.\n\n"
+           "ValueError for another size, or if a value is not finite; the block is all zeros then.");
 
   bind_program(m);
   bind_runner(m);

@@ -3,6 +3,7 @@
 
 #include "arena.h"
 #include "cpu.h"
+#include "kernels/log.h"
 #include "kernels/rope_angles.h"
 #include "kv_cache.h"
 #include "weight.h"
@@ -305,7 +306,7 @@ KernelTable::KernelTable(const char* name) {
       kernels = table;
       return;
     }
-    names += (names.empty() ? "" : ", ") + std::string(table->name);
+    names.append(names.empty() ? "" : ", ").append(table->name);
   }
   check(false, "this CPU has no kernels named ", name, "; available: ", names);
 }
@@ -334,6 +335,7 @@ void bind_kernels(nb::module_& m) {
       .def("gelu_tanh_mul", &gated<&Kernels::gelu_tanh_mul>, "gate"_a, "up"_a)
       .def("rope", &rope, "x"_a, "cos"_a, "sin"_a)
       .def_static("rope_angles", &angles, "inv_freq"_a, "position"_a, "scale"_a = 1.0f, "Cosines and sines.")
+      .def_static("natural_log", &natural_log, "x"_a)
       .def("scale", &scale, "x"_a, "factor"_a)
       .def("argmax", &argmax, "x"_a)
       .def("exp_sum", &exp_sum, "x"_a, "shift"_a = 0.0f, "mul"_a = 1.0f, "The exponentials and their sum.")

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -235,6 +236,11 @@ int64_t available_memory(const std::string& root) {
     limit(dir, number_in(dir + "/memory.max", -1), number_in(dir + "/memory.current", -1));
   for (const std::string& dir : cgroup_path(root, "memory", 1))
     limit(dir, number_in(dir + "/memory.limit_in_bytes", -1), number_in(dir + "/memory.usage_in_bytes", -1));
+  rlimit space{};
+  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+    const int64_t used = value_of("/proc/self/status", "VmSize:", 0) * 1024;
+    available = std::min(available, std::max<int64_t>(0, static_cast<int64_t>(space.rlim_cur) - used));
+  }
   return available;
 }
 

@@ -18,6 +18,22 @@ KvType parse_type(std::string_view name) {
   return KvType::Q8;
 }
 
+// Whether the magnitudes of `count` numbers, as bits without the sign, are below a limit.
+template <class Word> bool all_below(const uint8_t* data, int64_t count, Word limit) {
+  constexpr auto kTop = static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
+  Word reached = 0; // a sum passes into the top bit exactly from the limit on
+  for (int64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<int64_t>(sizeof word), sizeof word);
+    reached |= static_cast<Word>((word & (kTop - 1)) + (kTop - limit));
+  }
+  return reached < kTop;
+}
+
+constexpr uint16_t kBf16Infinity = 0x7f80;
+constexpr uint32_t kF32Infinity = 0x7f800000;
+constexpr uint32_t kQ8ScaleLimit = 0x7bff8000; // times a code of -128 it rounds to bf16's infinity
+
 } // namespace
 
 int64_t KvCache::block_bytes_for(int layers, int kv_heads, int head_dim, std::string_view dtype) {
@@ -49,13 +65,53 @@ KvCache::~KvCache() {
   munmap(base_, static_cast<size_t>(nbytes()));
 }
 
+void KvCache::check_block(const char* name, int block) const {
+  check(block >= 0 && block < num_blocks_, name, ": block ", block, " of ", num_blocks_);
+}
+
 void KvCache::copy_block(int src, int dst) {
-  check(src >= 0 && src < num_blocks_, "src: block ", src, " of ", num_blocks_);
-  check(dst >= 0 && dst < num_blocks_, "dst: block ", dst, " of ", num_blocks_);
+  check_block("src", src);
+  check_block("dst", dst);
   if (src == dst)
     return;
   for (int layer = 0; layer < layers_; ++layer)
     std::memcpy(page(layer, dst, 0), page(layer, src, 0), static_cast<size_t>(head_bytes_));
+}
+
+void KvCache::read_block(int block, uint8_t* out) const {
+  check_block("block", block);
+  for (int layer = 0; layer < layers_; ++layer)
+    std::memcpy(out + layer * head_bytes_, page(layer, block, 0), static_cast<size_t>(head_bytes_));
+}
+
+void KvCache::write_block(int block, std::span<const uint8_t> bytes) {
+  check_block("block", block);
+  check(static_cast<int64_t>(bytes.size()) == block_bytes(), "data: expected ", block_bytes(), " bytes, got ",
+        bytes.size());
+  bool finite = true;
+  for (int layer = 0; layer < layers_; ++layer) {
+    std::memcpy(page(layer, block, 0), bytes.data() + layer * head_bytes_, static_cast<size_t>(head_bytes_));
+    // Of the copy: a file that is mapped may change at any time.
+    finite &= all_finite(page(layer, block, 0));
+  }
+  if (finite)
+    return;
+  for (int layer = 0; layer < layers_; ++layer)
+    std::memset(page(layer, block, 0), 0, static_cast<size_t>(head_bytes_));
+  check(false, "data: a value is not finite");
+}
+
+// Whether all numbers of one layer's pages are finite when they are read.
+bool KvCache::all_finite(const uint8_t* pages) const {
+  if (type_ == KvType::F32)
+    return all_below(pages, head_bytes_ / 4, kF32Infinity);
+  if (type_ == KvType::BF16)
+    return all_below(pages, head_bytes_ / 2, kBf16Infinity);
+  const int64_t half = page_bytes_ / 2, codes = int64_t{kPageTokens} * head_dim_;
+  bool finite = true;
+  for (int64_t at = 0; at < head_bytes_; at += half)
+    finite &= all_below(pages + at + codes, (half - codes) / 4, kQ8ScaleLimit);
+  return finite;
 }
 
 } // namespace samovar

@@ -3,6 +3,7 @@
 
 #include "dtype.h"
 
+#include <span>
 #include <string_view>
 
 namespace samovar {
@@ -31,10 +32,19 @@ public:
     return base_ + (static_cast<int64_t>(layer) * num_blocks_ + block) * head_bytes_ + kv_head * page_bytes_;
   }
 
-  // Throws std::invalid_argument for a block out of range.
+  // All throw std::invalid_argument for a block out of range, and none waits for a step: whoever calls
+  // them knows that no step writes the block meanwhile.
   void copy_block(int src, int dst);
+  // The block's pages, layer by layer, block_bytes() in all.
+  void read_block(int block, uint8_t* out) const;
+  // Throws std::invalid_argument if a value would not be finite where it is read: the bytes may come
+  // from anybody, and a page must never hold what harms the next one who gets it.  The block is zero then.
+  void write_block(int block, std::span<const uint8_t> bytes);
 
 private:
+  void check_block(const char* name, int block) const;
+  bool all_finite(const uint8_t* pages) const;
+
   int layers_, kv_heads_, head_dim_, num_blocks_;
   KvType type_;
   int64_t page_bytes_;

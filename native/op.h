@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <span>
 #include <string>
 #include <utility>
@@ -107,6 +108,14 @@ private:
   RowKind rows_;
   int item_rows_;
 };
+
+// Whether the magnitude of every value is below the one with these bits.
+inline bool all_below(const float* x, int n, uint32_t bits) {
+  uint32_t reached = 0; // a sum passes into the top bit exactly from the limit on
+  for (int i = 0; i < n; ++i)
+    reached |= (std::bit_cast<uint32_t>(x[i]) & 0x7fffffff) + (0x80000000 - bits);
+  return reached < 0x80000000;
+}
 
 // Writes a Q8 or BF16 row; a value that is not finite marks the row.
 inline void write_rounded(const Step& step, const float* x, const Buffer& out, int r) {

@@ -188,6 +188,7 @@ std::vector<int32_t> Runner::run(const StepInputs& in) {
   std::fill_n(bad_.begin(), in.tokens.size(), uint8_t{0});
   StepJob job(*this, step);
   pool_->run(job);
+  logit_rows_ = static_cast<int>(in.logit_rows.size());
   std::vector<int32_t> bad;
   for (size_t t = 0; t < in.tokens.size(); ++t)
     if (bad_[t])
@@ -205,11 +206,35 @@ void Runner::set_profiling(bool enabled) {
 void Runner::sample(std::span<const Choice> choices, std::span<int32_t> tokens) {
   const std::lock_guard turn(turn_);
   for (size_t i = 0; i < choices.size(); ++i)
-    check_choice(choices[i], i, max_logit_rows(), logits_cols());
+    check_choice(choices[i], i, logit_rows_, logits_cols());
   pool_->each(static_cast<int64_t>(choices.size()), [&](int64_t item, int worker) {
     const Choice& choice = choices[static_cast<size_t>(item)];
     const float* row = logits_ + choice.row * logits_stride();
     tokens[static_cast<size_t>(item)] = samplers_[static_cast<size_t>(worker)].pick(row, choice);
+  });
+}
+
+void Runner::logprobs(std::span<const int32_t> rows, std::span<const int32_t> tokens, int top,
+                      const LogprobsOut& out) {
+  const std::lock_guard turn(turn_);
+  const int vocab = logits_cols();
+  const auto width = static_cast<size_t>(top);
+  check(top >= 0 && top <= std::min(kMaxTopLogprobs, vocab), "top: expected 0 to ",
+        std::min(kMaxTopLogprobs, vocab), ", got ", top);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    check(rows[i] >= 0 && rows[i] < logit_rows_, "rows[", i, "]: ", rows[i], " is not one of ", logit_rows_,
+          " rows");
+    check(tokens[i] >= 0 && tokens[i] < vocab, "tokens[", i, "]: ", tokens[i], " is not in a vocabulary of ",
+          vocab);
+  }
+  pool_->each(static_cast<int64_t>(rows.size()), [&](int64_t item, int) {
+    const auto i = static_cast<size_t>(item);
+    const std::span logits(logits_ + rows[i] * logits_stride(), static_cast<size_t>(vocab));
+    Logprobs found{.token = 0,
+                   .top_tokens = out.top_tokens.subspan(i * width, width),
+                   .top = out.top.subspan(i * width, width)};
+    find_logprobs(*kernels_, logits, tokens[i], found);
+    out.tokens[i] = found.token;
   });
 }
 

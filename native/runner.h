@@ -3,6 +3,7 @@
 
 #include "arena.h"
 #include "attention_plan.h"
+#include "logprobs.h"
 #include "sampler.h"
 
 #include <memory>
@@ -44,8 +45,19 @@ public:
   int64_t logits_stride() const;
   int max_logit_rows() const;
 
-  // One token for each of the choices, in parallel.  Throws std::invalid_argument if one is wrong.
+  // One token for each of the choices, in parallel; -1 where its mask allows none.  Throws
+  // std::invalid_argument if a choice is wrong, or its row not one of the last run's.
   void sample(std::span<const Choice> choices, std::span<int32_t> tokens);
+
+  // The logarithms of the probabilities of a token after each of `rows`, and of the most probable ones:
+  // `top` of them for each row, one row after the other.  Throws as `sample`.
+  struct LogprobsOut {
+    std::span<float> tokens;
+    std::span<int32_t> top_tokens;
+    std::span<float> top;
+  };
+  void logprobs(std::span<const int32_t> rows, std::span<const int32_t> tokens, int top,
+                const LogprobsOut& out);
 
   struct Profile {
     const char* kind;
@@ -74,6 +86,7 @@ private:
 
   void check_rows(const StepInputs& in) const;
   void check_blocks(const StepInputs& in);
+
   std::shared_ptr<Program> program_;
   std::shared_ptr<KvCache> cache_;
   const Kernels* kernels_;
@@ -85,6 +98,7 @@ private:
   int64_t scratch_bytes_ = 0; // of each worker
   uint8_t* scratch_ = nullptr;
   const float* logits_ = nullptr;
+  int logit_rows_ = 0; // of the last run
   std::vector<uint8_t> bad_;
   std::vector<AttentionPlan> plans_;
   std::vector<Phase> phases_;

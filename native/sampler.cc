@@ -2,10 +2,14 @@
 
 #include "arena.h"
 #include "check.h"
+#include "philox.h"
+#include "rank.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -13,14 +17,44 @@ namespace samovar {
 namespace {
 
 constexpr int kWeightBlock = 512; // a draw skips whole blocks by their sums
-constexpr int kSortedKeys = 64;
-constexpr int kMaxBlock = 32; // the largest values of blocks bound the k-th largest logit
+constexpr int kScanBlock = 32;    // looked at closely only if it holds something
+constexpr size_t kSortedKeys = 64;
+constexpr int kBucketShift = 21; // weights of one bucket agree in exponent and two bits more
+constexpr size_t kBuckets = (0x3f800000 >> kBucketShift) + 1; // up to a weight of 1
+constexpr int kMaskBits = 32;                                 // of a word
+constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// Larger for a larger value; among equal values for the lower id.  All keys of a row differ.
-uint64_t rank_key(float value, int32_t id) {
-  const auto bits = std::bit_cast<uint32_t>(value == 0 ? 0.0f : value); // -0 is no less than 0
-  const uint32_t ordered = bits & 0x80000000 ? ~bits : bits | 0x80000000;
-  return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(id);
+// Never NaN, which would break a selection.
+float largest_of(const float* x, int n) {
+  std::array<float, 8> most; // lanes that the compiler can keep in vectors
+  most.fill(kNever);
+  int i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (size_t l = 0; l < 8; ++l)
+      most[l] = x[static_cast<size_t>(i) + l] > most[l] ? x[static_cast<size_t>(i) + l] : most[l];
+  for (; i < n; ++i)
+    most[0] = x[i] > most[0] ? x[i] : most[0];
+  return *std::ranges::max_element(most);
+}
+
+// body(begin, end) for each block that has a value of at least the threshold.
+template <class Body> void for_blocks_from(const float* x, int n, float threshold, Body body) {
+  for (int begin = 0; begin < n; begin += kScanBlock) {
+    const int end = std::min(begin + kScanBlock, n);
+    int any = 0;
+    for (int i = begin; i < end; ++i)
+      any |= x[i] >= threshold;
+    if (any != 0)
+      body(begin, end);
+  }
+}
+
+// Weights are summed as whole numbers of 2^-40, so that the order does not matter.
+int64_t units(float weight) {
+  return static_cast<int64_t>(weight * 0x1p40f);
+}
+size_t bucket(float weight) {
+  return std::bit_cast<uint32_t>(weight) >> kBucketShift;
 }
 
 double uniform(const Choice& choice) {
@@ -28,20 +62,38 @@ double uniform(const Choice& choice) {
   return ((w.word[0] >> 5) * 0x1p26 + (w.word[1] >> 6)) * 0x1p-53;
 }
 
-} // namespace
+// For each set of four allowed tokens what keeps their logits, by `and`, and what forbids the others, by
+// `or`: a branch for each token would be mispredicted.
+struct FourTokens {
+  uint32_t keep[4], forbid[4];
+};
+constexpr auto kFourTokens = [] {
+  std::array<FourTokens, 16> table{};
+  for (unsigned set = 0; set < table.size(); ++set)
+    for (unsigned i = 0; i < 4; ++i) {
+      const bool allowed = (set >> i & 1) != 0;
+      table[set].keep[i] = allowed ? ~uint32_t{0} : 0;
+      table[set].forbid[i] = allowed ? 0 : std::bit_cast<uint32_t>(kNever);
+    }
+  return table;
+}();
 
-PhiloxWords philox(uint64_t key, const PhiloxWords& counter) {
-  auto key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  PhiloxWords c = counter;
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53} * c.word[0], p1 = uint64_t{0xCD9E8D57} * c.word[2];
-    c = {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ key0, static_cast<uint32_t>(p1),
-          static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
+void forbid_some(uint32_t allowed, float* logits, int count) {
+  int i = 0;
+  for (; i + 4 <= count; i += 4, allowed >>= 4) {
+    const FourTokens& four = kFourTokens[allowed & 15];
+    std::array<uint32_t, 4> bits;
+    std::memcpy(bits.data(), logits + i, sizeof bits);
+    for (size_t t = 0; t < 4; ++t)
+      bits[t] = (bits[t] & four.keep[t]) | four.forbid[t];
+    std::memcpy(logits + i, bits.data(), sizeof bits);
   }
-  return c;
+  for (; i < count; ++i, allowed >>= 1)
+    if ((allowed & 1) == 0)
+      logits[i] = kNever;
 }
+
+} // namespace
 
 void check_choice(const Choice& c, size_t index, int rows, int vocab) {
   const auto require = [&](bool ok, const char* name, const char* expected, auto got) {
@@ -60,6 +112,10 @@ void check_choice(const Choice& c, size_t index, int rows, int vocab) {
     check(token >= 0 && token < vocab, "repeat_tokens: ", token, " is not in a vocabulary of ", vocab);
   for (const int32_t token : c.reply_tokens)
     check(token >= 0 && token < vocab, "reply_tokens: ", token, " is not in a vocabulary of ", vocab);
+  for (const int32_t token : c.bias_tokens)
+    check(token >= 0 && token < vocab, "bias_tokens: ", token, " is not in a vocabulary of ", vocab);
+  for (const float value : c.bias_values)
+    check(std::isfinite(value), "bias_values: expected finite numbers, got ", value);
 }
 
 Sampler::Sampler(const Kernels& kernels, int vocab, Arena& arena) : kernels_(&kernels), vocab_(vocab) {
@@ -68,37 +124,42 @@ Sampler::Sampler(const Kernels& kernels, int vocab, Arena& arena) : kernels_(&ke
   weights_ = reinterpret_cast<float*>(arena.allocate(int64_t{vocab} * 4));
   counts_ = reinterpret_cast<int32_t*>(arena.allocate(int64_t{vocab} * 4));
   sums_.resize(size / kWeightBlock + 1);
-  maxima_.resize(size / kMaxBlock + 1);
+  maxima_.resize(size / kScanBlock + 1);
   candidates_.reserve(size);
   keys_.reserve(size);
 }
 
 int Sampler::pick(const float* logits, const Choice& choice) noexcept {
-  logits = penalized(logits, choice);
+  logits = adjusted(logits, choice);
   const int best = kernels_->argmax(logits, vocab_);
   const float largest = logits[best];
-  const float inverse_temperature = 1.0f / choice.temperature;
+  if (choice.mask != nullptr && largest == kNever)
+    return first_allowed(choice.mask);
   // So cold that a difference of one would overflow, or nothing to compare with.
-  if (!(inverse_temperature < 1e30f) || !std::isfinite(largest))
+  const float inverse = 1.0f / std::fabs(choice.temperature); // a negative zero is a zero
+  if (!(inverse < 1e30f) || !std::isfinite(largest))
     return best;
+  // So hot that the inverse is flushed to zero: 0 times -inf would be NaN.
+  const float inverse_temperature = std::max(inverse, std::numeric_limits<float>::min());
   const double u = uniform(choice);
   double total;
   if (choice.top_k > 0 && choice.top_k < vocab_) {
-    take_top_k(logits, choice, largest);
+    take_top_k(logits, choice.top_k, largest, inverse_temperature);
     if (choice.min_p > 0)
       std::erase_if(candidates_, [&](const Candidate& c) { return !(c.weight >= choice.min_p); });
     total = sum();
   } else {
     total = weigh_all(logits, largest, inverse_temperature);
+    if (!std::isfinite(total)) // a logit is NaN, which the step has told its caller
+      return best;
     if (choice.min_p == 0 && choice.top_p >= 1)
       return draw_from_all(total, u);
-    // Tokens below this share cannot be among those that make up top_p, even all together.
-    const double cut = choice.top_p < 1 ? 0.5 * (1.0 - choice.top_p) * total / vocab_ : 0.0;
     if (choice.min_p > 0) {
       take_from(choice.min_p);
       total = sum();
     } else {
-      take_from(static_cast<float>(cut));
+      take_top_p(choice.top_p, total);
+      return draw(u);
     }
   }
   if (choice.top_p < 1)
@@ -106,58 +167,88 @@ int Sampler::pick(const float* logits, const Choice& choice) noexcept {
   return candidates_.empty() ? best : draw(u);
 }
 
-const float* Sampler::penalized(const float* logits, const Choice& choice) {
+const float* Sampler::adjusted(const float* logits, const Choice& choice) {
   const bool repeat = choice.repeat_penalty != 1.0f && !choice.repeat_tokens.empty();
   const bool reply =
       (choice.frequency_penalty != 0.0f || choice.presence_penalty != 0.0f) && !choice.reply_tokens.empty();
-  if (!repeat && !reply)
+  if (choice.bias_tokens.empty() && choice.mask == nullptr && !repeat && !reply)
     return logits;
   std::copy_n(logits, vocab_, logits_);
-  if (repeat) {
-    for (const int32_t token : choice.repeat_tokens) {
-      float& l = logits_[token];
-      if (counts_[token]++ == 0)
-        l = l > 0 ? l / choice.repeat_penalty : l * choice.repeat_penalty;
-    }
-    for (const int32_t token : choice.repeat_tokens)
-      counts_[token] = 0;
-  }
-  if (reply) {
-    for (const int32_t token : choice.reply_tokens)
-      ++counts_[token];
-    for (const int32_t token : choice.reply_tokens) {
-      if (counts_[token] > 0)
-        logits_[token] -=
-            choice.frequency_penalty * static_cast<float>(counts_[token]) + choice.presence_penalty;
-      counts_[token] = 0;
-    }
-  }
+  for (size_t i = 0; i < choice.bias_tokens.size(); ++i)
+    logits_[choice.bias_tokens[i]] += choice.bias_values[i];
+  if (repeat)
+    penalize_repeated(choice);
+  if (reply)
+    penalize_reply(choice);
+  // As penalties treat each token alone, it is the same before and after them; here nothing can make a
+  // forbidden token possible again (-inf less -inf is NaN).
+  if (choice.mask != nullptr)
+    forbid(choice.mask);
   return logits_;
 }
 
-// Fills candidates_ with the top_k largest logits, weighed.
-void Sampler::take_top_k(const float* logits, const Choice& choice, float largest) {
-  const auto k = static_cast<size_t>(choice.top_k);
+void Sampler::penalize_repeated(const Choice& choice) {
+  for (const int32_t token : choice.repeat_tokens) {
+    float& l = logits_[token];
+    if (counts_[token]++ == 0)
+      l = l > 0 ? l / choice.repeat_penalty : l * choice.repeat_penalty;
+  }
+  for (const int32_t token : choice.repeat_tokens)
+    counts_[token] = 0;
+}
+
+void Sampler::penalize_reply(const Choice& choice) {
+  for (const int32_t token : choice.reply_tokens)
+    ++counts_[token];
+  for (const int32_t token : choice.reply_tokens) {
+    if (counts_[token] > 0)
+      logits_[token] -=
+          choice.frequency_penalty * static_cast<float>(counts_[token]) + choice.presence_penalty;
+    counts_[token] = 0;
+  }
+}
+
+void Sampler::forbid(const uint32_t* mask) {
+  for (int begin = 0; begin < vocab_; begin += kMaskBits) {
+    const uint32_t allowed = mask[begin / kMaskBits];
+    const int count = std::min(kMaskBits, vocab_ - begin);
+    if (allowed == 0)
+      std::fill_n(logits_ + begin, count, kNever);
+    else if (allowed != ~uint32_t{0})
+      forbid_some(allowed, logits_ + begin, count);
+  }
+}
+
+int Sampler::first_allowed(const uint32_t* mask) const {
+  for (int begin = 0; begin < vocab_; begin += kMaskBits)
+    if (const uint32_t allowed = mask[begin / kMaskBits]; allowed != 0) {
+      const int token = begin + std::countr_zero(allowed);
+      return token < vocab_ ? token : -1; // the last word has bits to spare
+    }
+  return -1;
+}
+
+// Fills candidates_ with the top_k largest logits, weighed; without those that weigh nothing.
+void Sampler::take_top_k(const float* logits, int top_k, float largest, float inverse_temperature) {
+  const auto k = static_cast<size_t>(top_k);
   // At least k logits reach the k-th largest of the blocks' largest ones.
-  float bound = -std::numeric_limits<float>::infinity();
-  const size_t blocks = static_cast<size_t>(vocab_ + kMaxBlock - 1) / kMaxBlock;
+  float bound = kNever;
+  const size_t blocks = static_cast<size_t>(vocab_ + kScanBlock - 1) / kScanBlock;
   if (k <= blocks) {
     for (size_t b = 0; b < blocks; ++b) {
-      const float* begin = logits + b * kMaxBlock;
-      const float* end = std::min(begin + kMaxBlock, logits + vocab_);
-      float m = bound;
-      for (const float* x = begin; x < end; ++x)
-        m = *x > m ? *x : m; // never NaN, which would break the selection below
-      maxima_[b] = m;
+      const int begin = static_cast<int>(b) * kScanBlock;
+      maxima_[b] = largest_of(logits + begin, std::min(kScanBlock, vocab_ - begin));
     }
     const auto kth = maxima_.begin() + static_cast<int64_t>(k) - 1;
     std::nth_element(maxima_.begin(), kth, maxima_.begin() + static_cast<int64_t>(blocks), std::greater<>());
     bound = *kth;
   }
   keys_.clear();
-  for (int i = 0; i < vocab_; ++i)
-    if (logits[i] >= bound)
-      keys_.push_back(rank_key(logits[i], i));
+  for_blocks_from(logits, vocab_, bound, [&](int begin, int end) {
+    for (int i = begin; i < end; ++i)
+      if (logits[i] >= bound)
+        keys_.push_back(rank_key(logits[i], i));
+  });
   if (k < keys_.size()) {
     std::nth_element(keys_.begin(), keys_.begin() + static_cast<int64_t>(k) - 1, keys_.end(),
                      std::greater<>());
@@ -165,14 +256,14 @@ void Sampler::take_top_k(const float* logits, const Choice& choice, float larges
   }
   candidates_.clear();
   for (const uint64_t key : keys_)
-    candidates_.push_back({0.0f, static_cast<int32_t>(~static_cast<uint32_t>(key))});
+    candidates_.push_back({0.0f, ranked_id(key)});
   std::ranges::sort(candidates_, {}, &Candidate::id);
   for (size_t i = 0; i < candidates_.size(); ++i)
     weights_[i] = logits[candidates_[i].id];
-  kernels_->exp_sum(weights_, static_cast<int>(candidates_.size()), largest, 1.0f / choice.temperature,
-                    weights_);
+  kernels_->exp_sum(weights_, static_cast<int>(candidates_.size()), largest, inverse_temperature, weights_);
   for (size_t i = 0; i < candidates_.size(); ++i)
     candidates_[i].weight = weights_[i];
+  std::erase_if(candidates_, [](const Candidate& c) { return c.weight == 0; });
 }
 
 // Weighs the whole vocabulary; returns the sum.
@@ -190,13 +281,16 @@ double Sampler::weigh_all(const float* logits, float largest, float inverse_temp
 
 // Fills candidates_ with the weights that reach the threshold.
 void Sampler::take_from(float threshold) {
-  candidates_.resize(static_cast<size_t>(vocab_));
-  size_t count = 0;
-  for (int i = 0; i < vocab_; ++i) { // without a branch that would often be mispredicted
-    candidates_[count] = {weights_[i], i};
-    count += weights_[i] >= threshold;
-  }
-  candidates_.resize(count);
+  candidates_.clear();
+  for_blocks_from(weights_, vocab_, threshold, [&](int begin, int end) {
+    size_t count = candidates_.size();
+    candidates_.resize(count + kScanBlock);
+    for (int i = begin; i < end; ++i) { // without a branch that would often be mispredicted
+      candidates_[count] = {weights_[i], i};
+      count += weights_[i] >= threshold;
+    }
+    candidates_.resize(count);
+  });
 }
 
 int Sampler::draw_from_all(double total, double u) const {
@@ -223,41 +317,65 @@ int Sampler::draw_from_all(double total, double u) const {
   return std::max(last, 0);
 }
 
-// Keeps the smallest set of candidates, in order of rank, whose weights reach top_p of the total.
-// Sums are whole numbers of 2^-40, so that their order does not matter: the border is found by
-// halving, without sorting.
-void Sampler::keep_top_p(double top_p, double total) {
-  const auto units = [](uint64_t key) { // of the weight in a key; weights are not negative
-    const auto bits = static_cast<uint32_t>(key >> 32) & 0x7fffffff;
-    return static_cast<int64_t>(std::bit_cast<float>(bits) * 0x1p40f);
-  };
+// Fills candidates_ with the top_p most probable tokens.  Mostly a few large weights make them up, so
+// that thousands of small ones need not be looked at.
+void Sampler::take_top_p(double top_p, double total) {
+  // Tokens below this share cannot be among them, even all together.
+  const auto least = static_cast<float>(0.5 * (1.0 - top_p) * total / vocab_);
+  for (const float threshold : {0x1p-6f, 0x1p-12f, least}) {
+    take_from(std::max(threshold, least));
+    if (keep_top_p(top_p, total))
+      return;
+  }
+}
+
+// Keeps the smallest set of candidates, in order of rank, whose weights reach top_p of the total; all,
+// and false, if they do not.  The border is found without sorting them: first among buckets of similar
+// weights, then by halving one.
+bool Sampler::keep_top_p(double top_p, double total) {
   const int64_t wanted = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(top_p * total * 0x1p40)));
+  std::array<int64_t, kBuckets> sums{};
+  for (const Candidate& c : candidates_)
+    sums[bucket(c.weight)] += units(c.weight);
+  int64_t reached = 0;
+  size_t border = kBuckets;
+  while (border > 0 && reached + sums[border - 1] < wanted)
+    reached += sums[--border];
+  if (border-- == 0)
+    return false;
   keys_.clear();
   for (const Candidate& c : candidates_)
-    keys_.push_back(rank_key(c.weight, c.id));
-  // Keys before `begin` are part of the set and sum up to `reached`; those from `end` on are not.
-  int64_t reached = 0;
-  auto begin = keys_.begin(), end = keys_.end();
-  while (end - begin > kSortedKeys) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, std::greater<>());
-    int64_t half = 0;
-    for (auto key = begin; key != middle; ++key)
-      half += units(*key);
-    if (reached + half >= wanted) {
-      end = middle;
+    if (bucket(c.weight) == border)
+      keys_.push_back(rank_key(c.weight, c.id));
+  const uint64_t last = find_last(wanted - reached);
+  std::erase_if(candidates_, [&](const Candidate& c) {
+    return bucket(c.weight) < border || (bucket(c.weight) == border && rank_key(c.weight, c.id) < last);
+  });
+  return true;
+}
+
+// The key in keys_ with which their weights, the largest first, reach a sum; all together they do.
+uint64_t Sampler::find_last(int64_t wanted) {
+  const auto weigh = [](uint64_t key) { return units(ranked_value(key)); };
+  auto keys = std::span(keys_);
+  while (keys.size() > kSortedKeys) {
+    const size_t half = keys.size() / 2;
+    std::nth_element(keys.begin(), keys.begin() + static_cast<int64_t>(half), keys.end(), std::greater<>());
+    int64_t sum = 0;
+    for (const uint64_t key : keys.first(half))
+      sum += weigh(key);
+    if (sum >= wanted) {
+      keys = keys.first(half);
     } else {
-      reached += half;
-      begin = middle;
+      wanted -= sum;
+      keys = keys.subspan(half);
     }
   }
-  std::sort(begin, end, std::greater<>());
-  while (begin != end && (reached += units(*begin)) < wanted)
-    ++begin;
-  if (begin == keys_.end())
-    return; // rounding left the total out of reach
-  const uint64_t last = begin == end ? *(end - 1) : *begin;
-  std::erase_if(candidates_, [&](const Candidate& c) { return rank_key(c.weight, c.id) < last; });
+  std::ranges::sort(keys, std::greater<>());
+  size_t i = 0;
+  while (i + 1 < keys.size() && (wanted -= weigh(keys[i])) > 0)
+    ++i;
+  return keys[i];
 }
 
 double Sampler::sum() const {

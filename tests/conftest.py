@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
+from samovar import hub
 from samovar.checkpoint.base import TokenizerSource
+from samovar.errors import DownloadError
 from samovar.text.tokenizer import Tokenizer
 
 # Function-scoped fixtures are not reset between examples: all of ours are immutable.
@@ -23,11 +27,21 @@ def byte_alphabet() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model, where it was fetched already; nothing is downloaded by a test."""
+    try:
+        return hub.resolve("smollm2", offline=True).path
+    except DownloadError:
+        pytest.skip("needs the default model: samovar pull smollm2")
+
+
+@pytest.fixture(scope="session")
 def byte_tokenizer() -> Tokenizer:
     """Token i is byte i; 256 is the end token."""
     tokens = [*byte_alphabet(), "<|end|>"]
     return Tokenizer.build(
         TokenizerSource(
+            path="bytes.gguf",
             model="gpt2",
             pre="gpt-2",
             tokens=tokens,
@@ -36,9 +50,9 @@ def byte_tokenizer() -> Tokenizer:
             merges=[],
             bos_id=None,
             eos_id=256,
-            eot_id=None,
             unk_id=None,
             pad_id=None,
+            end_ids=[256],
             add_bos=False,
             add_eos=False,
             add_space_prefix=False,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from samovar import Engine, EngineOptions, Request, SamplingParams
+from samovar.engine.load import load_model
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPTS = [
@@ -20,7 +22,9 @@ PROMPTS = [
 MODEL_PATHS = [GOLDEN / "llama.gguf", GOLDEN / "gemma3.gguf"]
 
 
-def requests(engine: Engine, *, max_tokens: int = 24) -> list[Request]:
+def requests(
+    engine: Engine, prompts: Iterable[str] = PROMPTS, *, max_tokens: int = 24
+) -> list[Request]:
     """One request for each prompt: greedy, drawn, penalised and filtered by turns."""
     samplings = [
         SamplingParams(),
@@ -38,7 +42,7 @@ def requests(engine: Engine, *, max_tokens: int = 24) -> list[Request]:
             max_tokens=max_tokens,
             end_ids=engine.end_ids,
         )
-        for i, text in enumerate(PROMPTS)
+        for i, text in enumerate(prompts)
     ]
 
 
@@ -66,5 +70,8 @@ def alone(engine: Engine, wanted: Iterable[Request]) -> dict[str, tuple[list[int
     return found
 
 
-def load(path: Path, **options: object) -> Engine:
-    return Engine.load(path, EngineOptions(**options))  # type: ignore[arg-type]
+def load(path: Path, *, num_blocks: int | None = None, **options: object) -> Engine:
+    """An engine of a small model; `num_blocks` makes its cache smaller than planned."""
+    chosen = EngineOptions(**options)  # type: ignore[arg-type]
+    model = load_model(path, chosen)
+    return Engine(replace(model, num_blocks=num_blocks or model.num_blocks), chosen)

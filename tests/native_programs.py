@@ -164,6 +164,11 @@ class Decoder:
     def load(
         self, *, threads: int = 2, isa: str | None = None, kv: str = "bf16", num_blocks: int = 64
     ) -> native.Runner:
+        return self.load_with_cache(threads=threads, isa=isa, kv=kv, num_blocks=num_blocks)[0]
+
+    def load_with_cache(
+        self, *, threads: int = 2, isa: str | None = None, kv: str = "bf16", num_blocks: int = 64
+    ) -> tuple[native.Runner, native.KvCache]:
         rng = np.random.default_rng(7)
         bench = Bench(threads, isa=isa)
         program, heads = bench.program, self.heads + 2 * self.kv_heads
@@ -226,4 +231,4 @@ class Decoder:
             num_blocks=num_blocks,
             dtype=kv,
         )
-        return native.Runner(program, cache, native.Kernels(isa), bench.pool)
+        return native.Runner(program, cache, native.Kernels(isa), bench.pool), cache

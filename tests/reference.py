@@ -144,7 +144,7 @@ class Reference:
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         out = (weights @ v[:, None]).reshape(heads, -1, dim).transpose(1, 0, 2)
-        self._values[op.outs["out"]] = out.reshape(len(out), -1)
+        self._out(op, out.reshape(len(out), -1))
 
     def _gated(self, op: Op) -> None:
         gate, up = np.split(self._in(op, "x"), 2, axis=1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
 from samovar.config import OPTIONS, Settings, config_path, load_settings
+from samovar.engine.request import SamplingParams
 from samovar.errors import RequestError, SettingError
+from samovar.option import Option
 
 
 @pytest.fixture(autouse=True)
@@ -198,6 +201,25 @@ def test_sampling_takes_the_request_first_then_the_settings() -> None:
     with pytest.raises(RequestError) as caught:
         settings.sampling(top_p=2.0)
     assert caught.value.param == "top_p"
+
+
+SAMPLING = [option for option in OPTIONS if option.name in SamplingParams.__dataclass_fields__]
+
+
+@pytest.mark.parametrize("option", SAMPLING, ids=lambda option: option.name)
+def test_settings_and_requests_have_the_same_bounds(option: Option) -> None:
+    for bound, beyond in ((option.low, -math.inf), (option.high, math.inf)):
+        assert bound is not None
+        inside = option.kind(bound)
+        outside = math.nextafter(bound, beyond) if option.kind is float else inside + 1
+        if option.kind is int and beyond < 0:
+            outside = inside - 1
+        assert getattr(Settings(**{option.name: inside}).sampling(), option.name) == inside
+        with pytest.raises(SettingError, match=option.name):
+            Settings(**{option.name: outside})
+        with pytest.raises(RequestError) as caught:
+            Settings().sampling(**{option.name: outside})
+        assert caught.value.param == option.name
 
 
 def test_without_a_seed_each_reply_gets_a_fresh_one_that_a_double_holds() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -40,11 +43,39 @@ def restore() -> Iterator[None]:
     LOGGER.setLevel(own)
 
 
+def written(capsys: pytest.CaptureFixture[str]) -> str:
+    """Everything logged so far, once the thread that writes it is done."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_a_reader_that_has_stopped_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    text = b""
+    with os.fdopen(read_end, "rb") as reader, os.fdopen(write_end, "w", buffering=1) as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        set_up("text")
+        for _ in range(20_000):  # far more than the pipe and the queue hold
+            LOGGER.info("a line")
+        while b"log lines were dropped" not in text:
+            text += reader.read1()
+            LOGGER.info("a later line")
+        rest = threading.Thread(target=reader.read)
+        rest.start()
+        for handler in logging.getLogger().handlers:
+            handler.close()
+        pipe.close()
+        rest.join()
+    assert text.count(b"a line") < 20_000
+
+
 def test_a_request_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
     set_up("text")
     log_request(RECORD)
-    out, err = capsys.readouterr()
-    assert out == ""
+    err = written(capsys)
     assert err.count("\n") == 1
     assert err[20:].rstrip("\n") == (
         "127.0.0.1:5000 POST /v1/chat/completions 200 prompt 30 (16 cached) reply 12 queue 1ms "
@@ -55,7 +86,7 @@ def test_a_request_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_request_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     set_up("json")
     log_request(RECORD)
-    err = capsys.readouterr().err
+    err = written(capsys)
     line = json.loads(err)
     assert err.count("\n") == 1
     assert line["message"] == "request"
@@ -66,7 +97,7 @@ def test_a_request_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_does_not_apply_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     set_up("json")
     log_request(RequestLog(client="c", method="GET", path="/", status=404, duration_s=0.001))
-    assert set(json.loads(capsys.readouterr().err)) == {
+    assert set(json.loads(written(capsys))) == {
         "time", "level", "message", "client", "method", "path", "status", "duration_s",
     }  # fmt: skip
 
@@ -80,8 +111,41 @@ def test_a_traceback_stays_part_of_its_line(
         raise ValueError("x\n2026-01-01 00:00:00 forged")
     except ValueError:
         LOGGER.exception("failed")
-    lines = capsys.readouterr().err.splitlines()
+    lines = written(capsys).splitlines()
     assert sum(not line.startswith("    ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_fault_of_another_thread_is_told_whole(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                raise MemoryError("second") from error
+        except MemoryError as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    set_up(log_format)
+    LOGGER.critical("the engine has stopped", exc_info=faults[0])
+    err = written(capsys)
+    first, *rest = err.splitlines()
+    if log_format == "json":
+        line = json.loads(first)
+        assert rest == []
+        assert (line["level"], line["message"]) == ("critical", "the engine has stopped")
+        err = line["traceback"]
+    else:
+        assert first.endswith("critical: the engine has stopped")
+    assert "KeyError: 'first'" in err
+    assert "MemoryError: second" in err
 
 
 @given(st.text(st.characters(codec=None)))

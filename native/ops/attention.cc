@@ -2,8 +2,9 @@
 #include "../program.h"
 #include "ops.h"
 
-#include <bit>
+#include <cstring>
 #include <limits>
+#include <optional>
 
 namespace samovar {
 namespace {
@@ -11,24 +12,21 @@ namespace {
 constexpr int kMaxRows = 16;
 constexpr int kMaxDim = 256;
 constexpr int kChunkPages = kContextChunk / kPageTokens;
+constexpr uint32_t kBf16Infinity = 0x7f7f8000; // what is less stays finite when rounded to bf16
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-// Whether all values are finite, and stay so when rounded to bf16.
-bool storable(const float* x, int n) {
-  uint32_t largest = 0;
-  for (int i = 0; i < n; ++i)
-    largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffff);
-  return largest < 0x7f7f8000;
-}
 
 // Phase 0 stores the step's keys and values; phase 1 attends; phase 2 folds chunks that were
 // attended to apart (attention_plan.h).
 class Attention final : public Op {
 public:
-  Attention(std::string origin, const Buffer& x, const Buffer& out, AttentionSpec spec, AttentionShape shape,
-            int plan)
-      : Op("attention", std::move(origin)), x_(x), out_(out), spec_(std::move(spec)), shape_(shape),
-        plan_(plan), store_rows_(std::max(1, 4096 / x.cols)) {}
+  struct Operands {
+    Buffer x;
+    std::optional<Buffer> out, out_rows;
+  };
+
+  Attention(std::string origin, const Operands& operands, AttentionSpec spec, AttentionShape shape, int plan)
+      : Op("attention", std::move(origin)), operands_(operands), spec_(std::move(spec)), shape_(shape),
+        plan_(plan), store_rows_(std::max(1, 4096 / operands.x.cols)) {}
 
   int phases() const override { return 3; }
 
@@ -80,9 +78,9 @@ private:
   void store_token(const Step& step, size_t s, int t) const {
     static constexpr float kZeros[kMaxDim] = {};
     const int dim = shape_.head_dim;
-    float* x = step.floats(x_, t);
+    const float* x = step.floats(operands_.x, t);
     // Whoever gets this page next may read the slot before writing it (times 0): no NaN may stay there.
-    const bool good = storable(x, x_.cols);
+    const bool good = all_below(x, operands_.x.cols, kBf16Infinity);
     if (!good)
       step.mark_bad(RowKind::Tokens, t);
     const int position = step.positions[static_cast<size_t>(t)];
@@ -125,7 +123,7 @@ private:
     int32_t first[kMaxRows], last[kMaxRows];
     for (int i = 0; i < item.num_rows; ++i) {
       const int t = token(step, item, i);
-      q[i] = step.floats(x_, t) + head(item, i) * shape_.head_dim;
+      q[i] = step.floats(operands_.x, t) + head(item, i) * shape_.head_dim;
       last[i] = step.positions[static_cast<size_t>(t)];
       first[i] = shape_.first_visible(last[i]);
     }
@@ -169,9 +167,46 @@ private:
   void finish(const Step& step, const AttentionPlan::Item& item, const Partial& all) const {
     const int dim = shape_.head_dim;
     for (int i = 0; i < item.num_rows; ++i) {
-      float* out = step.floats(out_, token(step, item, i)) + head(item, i) * dim;
+      const int t = token(step, item, i), first_col = head(item, i) * dim;
+      float* o = all.o + i * dim;
       for (int d = 0; d < dim; ++d)
-        out[d] = all.o[i * dim + d] / all.l[i];
+        o[d] /= all.l[i];
+      if (operands_.out)
+        std::copy_n(o, dim, step.floats(*operands_.out, t) + first_col);
+      if (operands_.out_rows)
+        write_rounded_part(step, o, *operands_.out_rows, t, first_col);
+    }
+  }
+
+  // The columns of one head as write_rounded would write them within the whole row: a head is whole
+  // blocks of 32, which are rounded alone.  The last head's writer adds the padding.
+  void write_rounded_part(const Step& step, const float* x, const Buffer& out, int t, int first_col) const {
+    const int dim = shape_.head_dim;
+    uint8_t* row = step.row(out, t);
+    alignas(64) uint8_t part[kMaxDim * 2];
+    const bool q8 = out.type == RowType::Q8;
+    if (!(q8 ? step.kernels->quantize_q8(x, dim, part) : step.kernels->round_bf16(x, dim, part)))
+      step.mark_bad(RowKind::Tokens, t);
+    const auto copy = [&](int64_t from, int64_t to, int64_t bytes) {
+      std::memcpy(row + to, part + from, static_cast<size_t>(bytes));
+    };
+    const auto pad = [&](int64_t begin, int64_t end) {
+      std::memset(row + begin, 0, static_cast<size_t>(end - begin));
+    };
+    const bool last = first_col + dim == out.cols;
+    if (q8) {
+      constexpr auto kBlockBytes = static_cast<int64_t>(sizeof(Q8Block));
+      const int64_t blocks = q8_blocks_offset(out.cols);
+      copy(0, first_col, dim);
+      copy(q8_blocks_offset(dim), blocks + first_col / kBlock * kBlockBytes, dim / kBlock * kBlockBytes);
+      if (last) {
+        pad(out.cols, blocks);
+        pad(blocks + out.cols / kBlock * kBlockBytes, out.stride);
+      }
+    } else {
+      copy(0, first_col * 2, dim * 2);
+      if (last)
+        pad(out.cols * 2, out.stride);
     }
   }
 
@@ -189,7 +224,7 @@ private:
     return {at, at + kMaxRows, at + 2 * kMaxRows};
   }
 
-  Buffer x_, out_;
+  Operands operands_;
   AttentionSpec spec_;
   AttentionShape shape_;
   int plan_;
@@ -200,10 +235,13 @@ private:
 
 void add_attention(Program& program, AttentionSpec spec) {
   Adding adding(program, "attention", std::move(spec.origin));
-  const Buffer x = adding.input("x", spec.x, RowType::F32);
-  const Buffer out = adding.output("out", spec.out, RowType::F32);
-  adding.tokens_only("x", x);
-  adding.same_rows(x, out);
+  Attention::Operands o{.x = adding.input("x", spec.x, RowType::F32), .out = {}, .out_rows = {}};
+  adding.tokens_only("x", o.x);
+  adding.require(spec.out != -1 || spec.out_rows != -1, "neither out nor out_rows is given");
+  if (spec.out != -1)
+    o.out = adding.output("out", spec.out, RowType::F32);
+  if (spec.out_rows != -1)
+    o.out_rows = adding.rounded_output("out_rows", spec.out_rows);
   adding.require(spec.layer >= 0, "layer: expected at least 0, got ", spec.layer);
   adding.require(spec.kv_heads >= 1 && spec.heads >= spec.kv_heads && spec.heads % spec.kv_heads == 0,
                  "heads: expected a multiple of kv_heads, got ", spec.heads, " and ", spec.kv_heads);
@@ -211,11 +249,16 @@ void add_attention(Program& program, AttentionSpec spec) {
                  "head_dim: expected a multiple of 32 up to ", kMaxDim, ", got ", spec.head_dim);
   adding.require(spec.window >= 0, "window: expected at least 0, got ", spec.window);
   adding.require(spec.scale > 0 && spec.scale <= 1e6f, "scale: out of range: ", spec.scale);
-  adding.columns("x", x, (int64_t{spec.heads} + 2 * int64_t{spec.kv_heads}) * spec.head_dim);
-  adding.columns("out", out, int64_t{spec.heads} * spec.head_dim);
+  adding.columns("x", o.x, (int64_t{spec.heads} + 2 * int64_t{spec.kv_heads}) * spec.head_dim);
+  for (const auto& [name, operand] : {std::pair{"out", o.out}, {"out_rows", o.out_rows}}) {
+    if (!operand)
+      continue;
+    adding.same_rows(o.x, *operand);
+    adding.columns(name, *operand, int64_t{spec.heads} * spec.head_dim);
+  }
   const AttentionShape shape{spec.heads, spec.kv_heads, spec.head_dim, spec.window};
   const int plan = adding.attention_shape(shape);
-  adding.finish(std::make_unique<Attention>(adding.origin(), x, out, std::move(spec), shape, plan));
+  adding.finish(std::make_unique<Attention>(adding.origin(), o, std::move(spec), shape, plan));
 }
 
 } // namespace samovar

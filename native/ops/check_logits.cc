@@ -1,12 +1,11 @@
 #include "../program.h"
 #include "ops.h"
 
-#include <bit>
-
 namespace samovar {
 namespace {
 
 constexpr int kSlice = 16384; // columns of an item
+constexpr uint32_t kInfinity = 0x7f800000;
 
 class CheckLogits final : public Op {
 public:
@@ -20,11 +19,7 @@ public:
     const int row = static_cast<int>(item / slices());
     const int begin = static_cast<int>(item % slices()) * kSlice;
     const int end = std::min(begin + kSlice, x_.cols);
-    const float* x = step.floats(x_, row);
-    uint32_t carry = 0; // the exponent of infinities and NaN is all ones: one more reaches the sign
-    for (int i = begin; i < end; ++i)
-      carry |= (std::bit_cast<uint32_t>(x[i]) & 0x7fffffff) + 0x00800000;
-    if (carry >> 31)
+    if (!all_below(step.floats(x_, row) + begin, end - begin, kInfinity))
       step.mark_bad(x_.rows, row);
   }
 

@@ -82,10 +82,12 @@ struct RopeSpec {
 };
 void add_rope(Program& program, RopeSpec spec);
 
-// Stores k and v of q|k|v rows in the cache, then attends causally
+// Stores k and v of q|k|v rows in the cache, then attends causally; as f32 into `out`, as rounded rows
+// into `out_rows`, or both
 struct AttentionSpec {
   int x;
-  int out;
+  int out = -1;
+  int out_rows = -1;
   int layer, heads, kv_heads, head_dim;
   float scale;
   int window = 0; // tokens seen, the query's own included; 0: all

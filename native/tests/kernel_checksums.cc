@@ -4,6 +4,7 @@
 // built for another architecture and run under an emulator, must print the same checksums.
 #include "../cpu.h"
 #include "../kernels/kernels.h"
+#include "../kernels/log.h"
 #include "../kernels/rope_angles.h"
 #include "test_data.h"
 
@@ -246,6 +247,13 @@ void angles(Checksum& sum) {
   }
 }
 
+void logarithms(Checksum& sum) {
+  for (double x = 0x1p-1022; x < 0x1p1000; x *= 1.37)
+    sum.value(natural_log(x));
+  for (double x = 0.5; x < 2.5; x += 1.0 / 1024)
+    sum.value(natural_log(x));
+}
+
 int run() {
   const Kernels* tables[8];
   const int count = available_kernels(tables, 8);
@@ -281,6 +289,7 @@ int run() {
     if (std::string(name) != "attend_merge") // checked with attend
       report(name, [&](const Kernels& k, Checksum& sum) { rows(k, name, sum); });
   report("rope_angles", [](const Kernels&, Checksum& sum) { angles(sum); });
+  report("natural_log", [](const Kernels&, Checksum& sum) { logarithms(sum); });
   return equal ? 0 : 1;
 }
 

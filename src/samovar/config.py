@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from samovar.engine.request import MIN_REPEAT_PENALTY
 from samovar.errors import SettingError
 from samovar.option import VARIABLE_PREFIX, Group, Option, check_key
 
@@ -58,7 +59,6 @@ def _option(
     choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
-    low_open: bool = False,
     built: bool = True,
     secret: bool = False,
 ) -> Any:
@@ -71,7 +71,6 @@ def _option(
         "choices": choices,
         "low": low,
         "high": high,
-        "low_open": low_open,
         "built": built,
         "secret": secret,
     }
@@ -160,9 +159,8 @@ class Settings:
         1.0,
         "Penalty on recent tokens; 1: none.",
         group="sampling",
-        low=0,
+        low=MIN_REPEAT_PENALTY,
         high=100,
-        low_open=True,
     )
     repeat_last_n: int = _option(
         64,
@@ -303,10 +301,41 @@ class Settings:
         metavar="N",
         low=0,
         high=_INT32,
-        built=False,
     )
-    max_step_ms: float | None = _option(
-        None, "Longest step, in milliseconds.", group="server", metavar="MS", low=0, built=False
+    share_cache: bool = _option(
+        False,
+        "Let the requests of one API key find what those of another have left in the cache.",
+        group="server",
+    )
+    max_step_ms: int = _option(
+        100,
+        "Longest step, in milliseconds, while replies wait for their next token and prompts are "
+        "read; never changes a reply.",
+        group="server",
+        metavar="MS",
+        low=1,
+        high=_INT32,
+    )
+    cache_dir: str | None = _option(
+        None,
+        "Directory in which cached prefixes are kept on disk and found again after a restart.",
+        group="machine",
+        metavar="DIR",
+    )
+    cache_disk_gb: float = _option(
+        10.0,
+        "Most disk space for cached prefixes, in GiB.",
+        group="machine",
+        metavar="N",
+        low=0.0,
+        high=1e6,
+    )
+    speculate: str = _option(
+        "auto",
+        "Guess replies ahead from their own text, as long as it pays; never changes a reply.",
+        group="machine",
+        metavar="auto|ngram|off",
+        choices=("auto", "ngram", "off"),
     )
     keep_alive: float | None = _option(
         None,

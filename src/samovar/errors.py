@@ -15,6 +15,7 @@
     ├─ AuthenticationError     401
     ├─ ForbiddenError          403: foreign Origin or Host
     ├─ ModelNotFound           404
+    ├─ QueueFull               429: too many requests wait already
     └─ Unavailable             503: loading, draining, or the engine was lost
 
 Each class knows its HTTP status, its OpenAI error type and its code. Faults of our own are
@@ -91,15 +92,22 @@ class UnsupportedField(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """The prompt leaves no room for a reply within the context."""
+    """The prompt leaves no room for a reply within the context.
+
+    at_least: the count is only a lower bound, because the text was too long to tokenize it.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt_tokens: int, num_ctx: int, *, param: str) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, num_ctx: int, *, param: str, at_least: bool = False
+    ) -> None:
         subject = "messages" if param == "messages" else "prompt"
+        bound = "at least " if at_least else ""
         super().__init__(
             f"This model's maximum context length is {num_ctx} tokens. However, your {subject} "
-            f"resulted in {num_prompt_tokens} tokens. Please reduce the length of the {subject}.",
+            f"resulted in {bound}{num_prompt_tokens} tokens. Please reduce the length of the "
+            f"{subject}.",
             param=param,
         )
         self.num_prompt_tokens = num_prompt_tokens
@@ -134,6 +142,18 @@ class ModelNotFound(SamovarError):
 
     def __init__(self, message: str, *, param: str | None = "model") -> None:
         super().__init__(message, param=param)
+
+
+class QueueFull(SamovarError):
+    """Too many requests wait already; `retry_after_s` says when to return."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, num_waiting: int, *, retry_after_s: int = 1) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already; try again later.")
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(SamovarError):

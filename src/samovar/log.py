@@ -6,15 +6,20 @@ logger called "samovar", so that a program that embeds it decides where the line
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
+import queue
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import Literal
 
 LOGGER = logging.getLogger("samovar")
+MOST_UNWRITTEN = 10_000  # lines that wait for a slow reader of stderr
+CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,48 @@ class RequestLog:
 
 def set_up(log_format: Literal["text", "json"] | str) -> None:
     """Send all log lines of the process, those of uvicorn included, to stderr in one format."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    writer = logging.StreamHandler(sys.stderr)
+    writer.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_Unhurried(writer)]
     root.setLevel(logging.WARNING)
     LOGGER.setLevel(logging.INFO)
+
+
+class _Unhurried(logging.Handler):
+    """Hands records to a thread that writes them: whoever reads stderr must not hold up a server.
+
+    Of a reader that has stopped, the newest records are dropped and counted.
+    """
+
+    def __init__(self, writer: logging.Handler) -> None:
+        super().__init__()
+        self._writer = writer
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(MOST_UNWRITTEN)
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._write, name="samovar-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._num_dropped and not self._records.full():
+            text = f"{self._num_dropped} log lines were dropped: nobody read them"
+            self._num_dropped = 0
+            self._records.put_nowait(logging.makeLogRecord({"msg": text, "levelname": "WARNING"}))
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def close(self) -> None:
+        """Writes what is left, for at most a moment."""
+        with contextlib.suppress(queue.Full):
+            self._records.put(None, timeout=CLOSE_S)
+        self._thread.join(CLOSE_S)
+        super().close()
+
+    def _write(self) -> None:
+        while (record := self._records.get()) is not None:
+            self._writer.handle(record)
 
 
 def log_request(record: RequestLog) -> None:

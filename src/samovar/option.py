@@ -19,7 +19,7 @@ class Option:
     """One row of the table: how an option is named, what it takes, what it does.
 
     kind: the type of one value.  multiple: the option may be given several times.
-    low, high: inclusive bounds; low_open excludes `low` itself.
+    low, high: inclusive bounds.
     built: False for an option that this version knows but cannot honour; giving it is an error.
     secret: the value is never shown.
     """
@@ -36,7 +36,6 @@ class Option:
     choices: tuple[str, ...]
     low: float | None
     high: float | None
-    low_open: bool
     built: bool
     secret: bool
 
@@ -113,20 +112,16 @@ class Option:
     def _inside(self, number: float) -> bool:
         if not math.isfinite(number):
             return False
-        if self.low is not None and not (
-            number > self.low if self.low_open else number >= self.low
-        ):
+        if self.low is not None and number < self.low:
             return False
         return self.high is None or number <= self.high
 
     def bounds(self) -> str:
         """The allowed range in words, for a message or the documentation."""
         if self.low is not None and self.high is not None:
-            if self.low_open:
-                return f"above {self.low} and at most {self.high}"
             return f"from {self.low} to {self.high}"
         if self.low is not None:
-            return f"above {self.low}" if self.low_open else f"at least {self.low}"
+            return f"at least {self.low}"
         return "a finite number"
 
 

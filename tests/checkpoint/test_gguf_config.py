@@ -43,7 +43,6 @@ def test_llama_config_is_shaped_like_config_json(tmp_path: Path) -> None:
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
-    assert checkpoint.generation == {"bos_token_id": 0, "eos_token_id": [1], "pad_token_id": 2}
     assert checkpoint.chat_template == "{{ messages[0]['content'] }}"
 
 
@@ -68,6 +67,44 @@ def test_gemma3_config_holds_what_files_leave_out(tmp_path: Path) -> None:
     assert config["layer_types"] == ["sliding_attention", "full_attention"]
     assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert config["final_logit_softcapping"] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "scaling"),
+    [
+        (None, None, None),
+        (None, 4.0, {"rope_type": "linear", "factor": 4.0}),
+        ("linear", 4.0, {"rope_type": "linear", "factor": 4.0}),
+        ("none", None, None),
+        ("none", 1.0, None),
+    ],
+)
+def test_a_rope_factor_alone_scales_linearly(
+    tmp_path: Path, kind: str | None, factor: float | None, scaling: dict[str, Any] | None
+) -> None:
+    writer = tiny_gguf.llama(llama__rope__scaling__type=kind, llama__rope__scaling__factor=factor)
+    assert opened(writer, tmp_path).config["rope_scaling"] == scaling
+
+
+def test_the_whole_is_listed_without_being_used(tmp_path: Path) -> None:
+    writer = tiny_gguf.llama("F32", general__name="Tiny", general__license="mit")
+    writer.tensor("extra.weight", "F32", (2, 3), bytes(24))
+    checkpoint = opened(writer, tmp_path)
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors()}
+    assert tensors.keys() == checkpoint.unused()
+    assert (tensors["extra.weight"].shape, tensors["extra.weight"].num_bytes) == ((2, 3), 24)
+    assert all(tensor.num_bytes == tensor.data.nbytes for tensor in tensors.values())
+    assert (checkpoint.title, checkpoint.licence) == ("Tiny", "mit")
+    nameless = opened(tiny_gguf.llama(general__name=3), tmp_path)
+    assert (nameless.title, nameless.licence) == (None, None)
+
+
+def test_reordered_rows_are_copied_only_when_read(tmp_path: Path) -> None:
+    checkpoint = opened(tiny_gguf.llama("Q8_0"), tmp_path)
+    tensor = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight")
+    first = tensor.data
+    assert tensor.data is not first
+    assert bytes(tensor.data) == bytes(first)
 
 
 def test_tensors_have_hugging_face_names_and_use_is_tracked(tmp_path: Path) -> None:
@@ -221,6 +258,11 @@ def test_a_tensor_cannot_pass_for_a_checked_one(tmp_path: Path) -> None:
         ({"llama__attention__layer_norm_rms_epsilon": math.nan}, "epsilon: found nan"),
         ({"llama__attention__layer_norm_rms_epsilon": 0.0}, "epsilon: found 0"),
         ({"llama__rope__freq_base": math.inf}, "freq_base: found inf"),
+        (
+            {"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 2.0},
+            "rope.scaling.factor: found 2.0, but rope.scaling.type is none",
+        ),
+        ({"llama__rope__scaling__factor": 0.0}, "rope.scaling.factor: found 0"),
         ({"llama__context_length": 2**31}, "context_length: found"),
         ({"llama__vocab_size": 63}, "vocab_size: found 63"),
         ({"tokenizer__ggml__tokens": ["a"]}, "tokens: found an array of 1"),

@@ -13,6 +13,7 @@ from gguf_writer import Typed
 from samovar.checkpoint import open_checkpoint
 from samovar.checkpoint.base import TokenizerSource
 from samovar.errors import CheckpointError, UnsupportedModel
+from samovar.text.tokenizer import Tokenizer
 
 
 def bpe(tmp_path: Path, **changes: Any) -> TokenizerSource:
@@ -40,11 +41,19 @@ def test_byte_level_vocabulary(tmp_path: Path) -> None:
     assert [*source.token_types] == [3] * 3 + [1] * 61
     assert source.merges == ["A B", "AB C"]
     assert not source.scores
-    assert (source.bos_id, source.eos_id, source.eot_id, source.pad_id) == (0, 1, 2, 2)
+    assert (source.bos_id, source.eos_id, source.pad_id) == (0, 1, 2)
+    assert source.end_ids == [1, 2]
     assert source.unk_id is None
     assert not source.add_bos
     assert not source.add_eos
     assert not source.add_space_prefix
+
+
+def test_every_declared_end_counts(tmp_path: Path) -> None:
+    ends = {"eos_token_id": 1, "eot_token_id": 5, "eom_token_id": 6, "eos_token_ids": [1, 7]}
+    assert bpe(tmp_path, **ends).end_ids == [1, 5, 6, 7]
+    assert Tokenizer.build(bpe(tmp_path, **ends)).end_ids == {1, 5, 6, 7}
+    assert not bpe(tmp_path, eos_token_id=None).end_ids
 
 
 def test_sentencepiece_vocabulary(tmp_path: Path) -> None:
@@ -87,6 +96,9 @@ def test_cache_key_names_the_content(tmp_path: Path) -> None:
         ({"token_type": Typed("f32", [1.0] * 64)}, "token_type: found an array of 64"),
         ({"bos_token_id": 64}, "bos_token_id: found 64, expected an integer from 0 to 63"),
         ({"eos_token_id": Typed("i32", -1)}, "eos_token_id: found -1"),
+        ({"eom_token_id": 64}, "eom_token_id: found 64"),
+        ({"eos_token_ids": [1, 64]}, r"eos_token_ids\[1\]: found 64"),
+        ({"eos_token_ids": 1}, "eos_token_ids: found 1, expected an array"),
         ({"eos_token_id": "x"}, "eos_token_id: found 'x'"),
         ({"add_bos_token": 1}, "add_bos_token: found 1, expected true or false"),
         ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id: this key is missing"),

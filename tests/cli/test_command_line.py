@@ -18,10 +18,11 @@ SAMPLING = (
     "-n --max-tokens --stop --eos"
 )
 MODEL = "-m --model --ctx --chat-template --chat --system --offline"
-MACHINE = "-t --threads --kv --batch --isa"
+MACHINE = "-t --threads --kv --batch --isa --speculate"
 SERVER = (
     "--host --port --alias --name --api-key --api-key-file --cors --allowed-host --preload "
-    "--no-preload --drain-timeout --log-format --max-sequences"
+    "--no-preload --drain-timeout --log-format --max-sequences --max-queue --max-step-ms "
+    "--share-cache --no-share-cache"
 )
 
 
@@ -86,13 +87,18 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         (["serve", "--port", "x"], "--port is 'x', but must be an integer."),
         (["serve", "--host", "example.org"], "--host is 'example.org'"),
         (["serve", "--api-key", ""], "--api-key is empty"),
-        (["serve", "--max-queue", "5"], "--max-queue: this version"),
+        (["serve", "--max-queue", "-1"], "--max-queue"),
+        (["serve", "--max-step-ms", "0"], "--max-step-ms"),
+        (["serve", "--speculate", "maybe"], "auto, ngram, off"),
         (["serve", "--keep-alive", "5"], "--keep-alive: this version"),
         (["generate", "--prompt", "x", "-T", "101"], "--temperature is '101'"),
         (["generate", "--prompt", "x", "-p", "2"], "--top-p is '2'"),
         (["generate"], "--prompt"),
         (["serve", "one", "--model", "two"], "given twice"),
         (["pull"], "MODEL"),
+        (["chat", "Hi"], "(Hi); use -m MODEL or --prompt TEXT"),
+        (["generate", "a.gguf", "Hi"], "(a.gguf Hi); use -m MODEL or --prompt TEXT"),
+        (["bench", "smollm2"], "(smollm2); use -m MODEL"),
         (["bench", "--quantize", "q8_0"], "--quantize: this version"),
     ],
 )

@@ -105,6 +105,33 @@ def test_a_conversation_through_a_pipe(
     assert output(capfd, "chat", "-n", "5") == first * 2
 
 
+def test_an_unknown_command_is_not_said_to_the_model(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = output(capfd, "chat", "--prompt", "/clera", "-n", "5")
+    give_stdin(monkeypatch, b"//clera\n")
+    assert output(capfd, "chat", "-n", "5") == given
+    give_stdin(monkeypatch, b"/clera\n")
+    assert main(["chat", "-n", "5"]) == 1
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "samovar: /clera: unknown command; /help lists them.\n")
+
+
+def test_what_no_longer_fits_names_the_ways_out(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "word " * 20
+    assert main(["chat", "--ctx", "64", "--prompt", long * 5]) == 1
+    err = capfd.readouterr().err
+    assert "--ctx N allows up to " in err
+    assert "/clear" not in err
+    give_stdin(monkeypatch, f"Hi\n{long * 5}\n".encode())
+    assert main(["chat", "--ctx", "64", "-n", "2"]) == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert "/clear forgets the conversation so far, --ctx N allows up to " in err
+
+
 class Interrupting(io.StringIO):
     """A stdout that presses Ctrl-C when something is written to it."""
 
@@ -187,6 +214,12 @@ def terminal() -> Iterator[Terminal]:
 
 
 def test_a_conversation_in_a_terminal(terminal: Terminal) -> None:
+    assert "llama. /clear forgets" in terminal.wait_for("> ")
+    terminal.send("/clera\r")
+    terminal.wait_for("unknown command; /help lists them")
+    terminal.wait_for("> ")
+    terminal.send("/help\r")
+    assert "//text sends /text" in terminal.wait_for("a reply.")
     terminal.wait_for("> ")
     terminal.send("One\r")
     assert "One" in terminal.wait_for("\r\n")
@@ -211,7 +244,7 @@ def test_the_end_of_input_ends_a_conversation(terminal: Terminal) -> None:
 
 def test_bench_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     result = json.loads(output(capfd, "bench", "--json", "--profile", "--repetitions", "1"))
-    assert result["threads"] == 1
+    assert (result["model"], result["threads"]) == (MODEL.stem, 1)
     assert result["decode_tokens_per_s"] > 0
     assert all(speed > 0 for speed in result["prefill_tokens_per_s"].values())
     for profile in result["profile"].values():
@@ -233,6 +266,13 @@ def test_info(capfd: pytest.CaptureFixture[str]) -> None:
     out = output(capfd, "info")
     for part in ("llama", "parameters", "context", "chat template", "licence", str(MODEL)):
         assert part in out
+
+
+def test_info_fetches_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = output(capfd, "info", "smollm2")
+    for part in ("SmolLM2-135M-Instruct", "Apache-2.0", "93.8 MiB", "not here yet", "pull smollm2"):
+        assert part in out
+    assert not (tmp_path / "models").exists()
 
 
 def test_no_models_yet(capfd: pytest.CaptureFixture[str]) -> None:

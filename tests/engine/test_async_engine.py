@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from engine_cases import MODEL_PATHS, alone, load, requests
 from samovar import AsyncEngine, Engine, Request
-from samovar.errors import ContextOverflow, Unavailable
+from samovar.errors import ContextOverflow, QueueFull, Unavailable
 
 
 @asynccontextmanager
@@ -22,7 +24,7 @@ async def running(engine: Engine) -> AsyncIterator[AsyncEngine]:
         yield front
     finally:
         await front.close()
-    if front.failure is None:
+    if front.failure is None or isinstance(front.failure, Unavailable):
         assert front.num_streams == 0
         assert engine.stats().blocks_used == 0
         engine.check_blocks()
@@ -102,8 +104,9 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_fault_ends_open_streams_and_refuses_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_ends_open_streams_and_refuses_later_ones(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = load(MODEL_PATHS[0])
     first, second = requests(engine, max_tokens=0)[:2]
 
@@ -113,6 +116,7 @@ def test_a_fault_ends_open_streams_and_refuses_later_ones(monkeypatch: pytest.Mo
     async def main() -> None:
         async with running(engine) as front:
             stream = front.stream(first)
+            asked_for_before_the_fault = front.stream(second)
             await anext(stream)
             monkeypatch.setattr(engine, "step", fault)
             with pytest.raises(Unavailable) as info:
@@ -120,8 +124,53 @@ def test_a_fault_ends_open_streams_and_refuses_later_ones(monkeypatch: pytest.Mo
                     pass
             assert info.value.code == "engine_error"
             with pytest.raises(Unavailable):
+                await anext(asked_for_before_the_fault)
+            with pytest.raises(Unavailable):
                 front.stream(second)
             assert isinstance(front.failure, RuntimeError)
+        assert "a fault of ours" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_closing_the_engine_ends_open_streams() -> None:
+    engine = load(MODEL_PATHS[0])
+    (long,) = requests(engine, max_tokens=0)[:1]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            stream = front.stream(long)
+            await anext(stream)
+            await front.close()
+            with pytest.raises(Unavailable) as info:
+                async for _ in stream:
+                    pass
+            assert info.value.code == "shutting_down"
+
+    asyncio.run(main())
+
+
+def test_500_requests_a_third_of_them_cancelled_leave_nothing_behind() -> None:
+    engine = load(MODEL_PATHS[0], ctx=256, max_sequences=8)
+    prompts = requests(engine)
+    numbers = random.Random(0)
+
+    async def one(front: AsyncEngine, index: int) -> None:
+        request = replace(prompts[index % len(prompts)], id=str(index), max_tokens=12)
+        cancelled_after = numbers.randrange(6) if index % 3 == 0 else None
+        stream = front.stream(request)
+        count = 0
+        async for _ in stream:
+            count += 1
+            if count == cancelled_after:
+                break
+        await stream.aclose()
+
+    async def main() -> None:
+        async with running(engine) as front:
+            for start in range(0, 500, 50):
+                await asyncio.gather(*(one(front, start + i) for i in range(50)))
+            await until_idle(engine)
 
     asyncio.run(main())
 
@@ -140,5 +189,25 @@ def test_draining_waits_for_replies_but_not_for_ever() -> None:
             await anext(stream)
             assert not await front.drain(0)
             await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_more_requests_than_may_wait_are_refused() -> None:
+    engine = load(MODEL_PATHS[0], max_sequences=1, max_queue=1)
+    long = requests(engine, max_tokens=0)[:3]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            streams = [front.stream(request) for request in long[:2]]
+            for stream in streams[:1]:
+                await anext(stream)
+            waiting = asyncio.create_task(anext(streams[1]))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                front.stream(long[2])
+            await streams[0].aclose()
+            await waiting
+            await streams[1].aclose()
 
     asyncio.run(main())

@@ -101,6 +101,7 @@ def test_a_token_outside_of_the_vocabulary_is_refused(engine: Engine, token: int
         ("min_p", -1.0),
         ("top_k", -1),
         ("repeat_penalty", 0.0),
+        ("repeat_penalty", 1e-50),
         ("frequency_penalty", 2.1),
         ("presence_penalty", float("-inf")),
         ("seed", 2**64),
@@ -110,6 +111,29 @@ def test_bad_sampling_values_are_refused_by_name(field: str, value: float) -> No
     with pytest.raises(RequestError, match=field) as info:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert info.value.param == field
+
+
+def test_a_negative_zero_is_a_zero(engine: Engine) -> None:
+    greedy = replies(engine, [request(engine)])
+    for zero in (-0.0, -5e-324 * 0.1):
+        sampling = SamplingParams(temperature=zero, seed=3)
+        assert replies(engine, [request(engine, sampling=sampling)]) == greedy
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=5e-324),
+        SamplingParams(temperature=1e-45, top_p=1e-300, min_p=1e-300),
+        SamplingParams(temperature=100.0, top_p=0.0, min_p=1.0, top_k=2**31 - 1),
+        SamplingParams(repeat_penalty=1e-6, frequency_penalty=2.0, presence_penalty=-2.0),
+        SamplingParams(repeat_penalty=100.0, repeat_last_n=2**31 - 1, temperature=1e-3),
+        SamplingParams(temperature=1.0, top_p=5e-324, seed=2**64 - 1),
+    ],
+)
+def test_extreme_but_valid_values_give_a_reply(engine: Engine, sampling: SamplingParams) -> None:
+    tokens, _, reason = replies(engine, [request(engine, sampling=sampling)])["r"]
+    assert (len(tokens), reason) == (30, "length")
 
 
 def test_closing_the_iterator_drops_what_was_asked_for(engine: Engine) -> None:

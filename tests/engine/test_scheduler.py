@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
+from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Request, SamplingParams
 from samovar.engine.scheduler import Scheduler
 from samovar.engine.sequence import Sequence
@@ -22,6 +23,7 @@ class Arrival:
     at_step: int
     num_prompt: int
     num_reply: int
+    head: int
     abort_after: int | None
 
 
@@ -31,6 +33,7 @@ arrivals = st.lists(
         at_step=st.integers(0, 30),
         num_prompt=st.integers(1, NUM_CTX - 1),
         num_reply=st.integers(1, NUM_CTX),
+        head=st.integers(0, 2),  # few different beginnings, so that prefixes are shared
         abort_after=st.none() | st.integers(0, 40),
     ),
     min_size=1,
@@ -40,18 +43,19 @@ arrivals = st.lists(
 
 def run_step(scheduler: Scheduler, batch: int, max_sequences: int) -> list[Sequence]:
     """One step as the engine makes it, with its rules asserted; returns who can sample."""
-    chunks = scheduler.schedule()
+    chunks = scheduler.schedule(batch)
     decoding = [chunk for chunk in chunks if chunk.seq.pending == 1]
     assert len(chunks) <= max_sequences
     assert sum(c.count for c in chunks) - len(decoding) <= batch
+    assert sum(c.count for c in chunks) <= batch + max_sequences
     for chunk in chunks:
         assert chunk.start == chunk.seq.computed
         assert 1 <= chunk.count <= chunk.seq.pending
-        assert len(chunk.seq.blocks) >= blocks_for(chunk.start + chunk.count)
+        assert len(chunk.seq.block_ids) >= blocks_for(chunk.start + chunk.count)
     taking_part = {id(chunk.seq) for chunk in chunks}
     for seq in scheduler:
-        assert not (seq.blocks and seq.pending == 1 and id(seq) not in taking_part)
-    scheduler.pool.check([block for seq in scheduler for block in seq.blocks])
+        assert not (seq.block_ids and seq.pending == 1 and id(seq) not in taking_part)
+    scheduler.check()
     scheduler.commit(chunks)
     return [chunk.seq for chunk in chunks if chunk.reaches_end]
 
@@ -69,8 +73,8 @@ def test_every_request_ends_and_no_block_is_lost(
     max_sequences: int,
     spare_blocks: int,
 ) -> None:
-    pool = BlockPool(blocks_for(NUM_CTX) + spare_blocks)
-    scheduler = Scheduler(pool, batch=batch, max_sequences=max_sequences)
+    tree = PrefixTree(BlockPool(blocks_for(NUM_CTX) + spare_blocks))
+    scheduler = Scheduler(tree, max_sequences=max_sequences, copy_block=lambda src, dst: None)
     wanted: dict[int, Arrival] = {}
     born: dict[int, int] = {}
     step = 0
@@ -80,7 +84,7 @@ def test_every_request_ends_and_no_block_is_lost(
             arrival = to_come.pop(0)
             request = Request(
                 id=str(len(wanted)),
-                prompt=(TOKEN,) * arrival.num_prompt,
+                prompt=(arrival.head,) + (TOKEN,) * (arrival.num_prompt - 1),
                 sampling=SamplingParams(),
                 max_tokens=arrival.num_reply,
             )
@@ -99,16 +103,16 @@ def test_every_request_ends_and_no_block_is_lost(
         step += 1
         # Each token of each request is computed at most once for each that gave way before it.
         assert step < 31 + len(arrivals) ** 2 * (NUM_CTX + NUM_CTX // min(batch, NUM_CTX) + 1)
-    assert pool.num_free == pool.num_blocks
+    assert tree.num_available == blocks_for(NUM_CTX) + spare_blocks
 
 
 def test_prompts_share_a_step_and_replies_are_never_left_out(byte_tokenizer: Tokenizer) -> None:
-    pool = BlockPool(1000)
-    scheduler = Scheduler(pool, batch=100, max_sequences=8)
+    tree = PrefixTree(BlockPool(1000))
+    scheduler = Scheduler(tree, max_sequences=8, copy_block=lambda src, dst: None)
 
     def add(num_prompt: int) -> Sequence:
         request = Request(
-            id=str(num_prompt), prompt=(TOKEN,) * num_prompt, sampling=SamplingParams()
+            id=str(num_prompt), prompt=(num_prompt % 256,) * num_prompt, sampling=SamplingParams()
         )
         seq = Sequence(request, byte_tokenizer, 10_000)
         scheduler.add(seq)
@@ -116,7 +120,7 @@ def test_prompts_share_a_step_and_replies_are_never_left_out(byte_tokenizer: Tok
 
     reply = add(1)
     huge, small = add(5000), add(40)
-    counts = {id(c.seq): c.count for c in scheduler.schedule()}
+    counts = {id(c.seq): c.count for c in scheduler.schedule(99)}
     assert counts[id(reply)] == 1
     assert counts[id(small)] >= 20
     assert counts[id(huge)] >= 50
@@ -124,11 +128,12 @@ def test_prompts_share_a_step_and_replies_are_never_left_out(byte_tokenizer: Tok
 
 
 def test_the_youngest_gives_way_and_the_oldest_goes_on(byte_tokenizer: Tokenizer) -> None:
-    pool = BlockPool(4)
-    scheduler = Scheduler(pool, batch=100, max_sequences=8)
+    tree = PrefixTree(BlockPool(4))
+    scheduler = Scheduler(tree, max_sequences=8, copy_block=lambda src, dst: None)
+    greedy = SamplingParams()
     old, young = (
         Sequence(
-            Request(id=name, prompt=(TOKEN,) * (2 * BLOCK_TOKENS), sampling=SamplingParams()),
+            Request(id=name, prompt=(ord(name[0]),) * (2 * BLOCK_TOKENS), sampling=greedy),
             byte_tokenizer,
             4 * BLOCK_TOKENS,
         )
@@ -137,11 +142,11 @@ def test_the_youngest_gives_way_and_the_oldest_goes_on(byte_tokenizer: Tokenizer
     scheduler.add(old)
     scheduler.add(young)
     for _ in range(2):
-        chunks = scheduler.schedule()
+        chunks = scheduler.schedule(100)
         scheduler.commit(chunks)
         for chunk in chunks:
             if chunk.reaches_end:
                 chunk.seq.append(TOKEN)
-    assert [chunk.seq for chunk in scheduler.schedule()] == [old]
-    assert young.blocks == []
+    assert [chunk.seq for chunk in scheduler.schedule(100)] == [old]
+    assert young.block_ids == []
     assert young.pending == len(young.tokens)

@@ -44,7 +44,6 @@ class Model:
         kernels, pool = native.Kernels(isa), native.Pool(threads)
         self.loaded = load_program(
             checkpoint,
-            kernels=kernels,
             pool=pool,
             arena=native.Arena(),
             max_tokens=640,
@@ -171,7 +170,6 @@ def test_progress_ends_at_the_whole() -> None:
     seen: list[tuple[int, int]] = []
     load_program(
         open_checkpoint(GOLDEN / "llama.gguf"),
-        kernels=native.Kernels(None),
         pool=native.Pool(1),
         arena=native.Arena(),
         max_tokens=8,

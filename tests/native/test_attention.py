@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from native_programs import Bench, Floats, run
+from native_programs import Bench, Floats, random_blocks, run
 from samovar import _native as native
 
 TOLERANCE = {"f32": 1e-5, "bf16": 2e-2, "q8": 6e-2}
@@ -147,3 +147,79 @@ def test_a_copied_block_serves_another_sequence() -> None:
     cache.copy_block(1, 5)
     run(runner, [(range(40, 50), 40, [0, 5])])
     np.testing.assert_array_equal(runner.logits[0], alone[49])
+
+
+@pytest.mark.parametrize("kind", ["q8", "bf16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(560, heads=3, kv_heads=1, head_dim=32),  # 96 columns: rows are padded
+        Case(40, heads=3, kv_heads=3, head_dim=96),
+        Case(530, heads=4, kv_heads=2, head_dim=256),
+    ],
+)
+def test_rows_are_rounded_as_apart(case: Case, kind: str) -> None:
+    """A product with rounded rows is the same whether attention writes them or round_rows does."""
+    cols = case.heads * case.head_dim
+    rng = np.random.default_rng(3)
+    blocks = random_blocks("Q8_0" if kind == "q8" else "BF16", 48 * cols, rng)
+
+    def products(*, fused: bool, threads: int, isa: str) -> Floats:
+        bench = Bench(threads, max_tokens=1024, max_logit_rows=1024, isa=isa)
+        x, out, last = bench.embedding(case.table), bench.buffer(cols), bench.buffer(48)
+        # Memory that has seen other rows: padding must be written, too.
+        rows = bench.buffer(cols, kind)
+        bench.program.add_rms_norm(x=x, weight=None, eps=1e-5, out=x, origin="norm")
+        targets = {"out": out, "out_rows": rows} if fused else {"out": out}
+        bench.program.add_attention(
+            x=x,
+            **targets,
+            layer=0,
+            heads=case.heads,
+            kv_heads=case.kv_heads,
+            head_dim=case.head_dim,
+            scale=case.head_dim**-0.5,
+            window=0,
+            origin="attention",
+        )
+        if not fused:
+            bench.program.add_round_rows(x=out, out=rows, origin="round")
+        weight = bench.pack_blocks(
+            [blocks], ["Q8_0" if kind == "q8" else "BF16"], np.empty((48, cols))
+        )
+        bench.program.add_linear(x=rows, weight=weight, out=last, origin="linear")
+        cache = native.KvCache(
+            layers=1,
+            kv_heads=case.kv_heads,
+            head_dim=case.head_dim,
+            num_blocks=32,
+            dtype=case.kv,
+        )
+        runner = bench.finish(last, 48, cache)
+        ids, table, found = range(case.tokens), range(18), []
+        for begin, end in ((0, case.tokens - 1), (case.tokens - 1, case.tokens)):
+            run(runner, [(ids[begin:end], begin, table)], range(end - begin))
+            found.append(runner.logits[: end - begin].copy())
+        return np.concatenate(found)
+
+    expected = products(fused=False, threads=1, isa="portable")
+    for isa in native.available():
+        for threads in (1, 3):
+            found = products(fused=True, threads=threads, isa=isa)
+            assert found.tobytes() == expected.tobytes()
+
+
+def test_attention_must_have_a_result() -> None:
+    bench = Bench()
+    x = bench.buffer(96)
+    shape = {"heads": 1, "kv_heads": 1, "head_dim": 32, "scale": 1.0, "window": 0, "layer": 0}
+    with pytest.raises(ValueError, match=r"attention: x: column 0"):
+        bench.program.add_attention(x=x, **shape, origin="here")
+    x = bench.embedding(np.zeros((4, 96), np.float32))
+    with pytest.raises(ValueError, match=r"here: attention: neither out nor out_rows is given"):
+        bench.program.add_attention(x=x, **shape, origin="here")
+    wide = bench.buffer(64, "q8")
+    with pytest.raises(ValueError, match=r"out_rows: expected 32 columns, got 64"):
+        bench.program.add_attention(x=x, out_rows=wide, **shape, origin="here")
+    with pytest.raises(ValueError, match=r"out_rows: expected q8 or bf16 rows, got f32"):
+        bench.program.add_attention(x=x, out_rows=bench.buffer(32), **shape, origin="here")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,3 +58,78 @@ def test_denormals_still_work_in_python_after_a_step() -> None:
     last_logits(1)
     smallest = np.float32(1e-45)
     assert smallest * np.float32(2) > 0
+
+
+def own_threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+@contextmanager
+def threads_made_here(affinity: set[int]) -> Iterator[None]:
+    """This thread runs on these cores only, and so do the threads that it starts."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, affinity)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux only")
+def test_workers_that_get_no_time_stall_nobody() -> None:
+    """All on one core, the workers only where nobody else wants it: the caller does the work."""
+    alone = last_logits(1)
+    with threads_made_here({min(os.sched_getaffinity(0))}):
+        before = own_threads()
+        runner = Decoder().load(threads=5)
+        workers = own_threads() - before
+        assert len(workers) == 4
+        for worker in workers:
+            os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
+        for start in range(0, 40, 8):
+            run(runner, [(TOKENS[start : start + 8], start, [3, 1])])
+        assert runner.logits[0].tobytes() == alone
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux only")
+def test_a_team_that_is_crowded_after_its_start_still_works() -> None:
+    """Made for all cores, then put on one: what was planned as spinning must end in sleeping."""
+    alone = last_logits(1)
+    before = own_threads()
+    runner = Decoder().load(threads=native.usable_cores() + 1)
+    core = {min(os.sched_getaffinity(0))}
+    with threads_made_here(core):
+        for worker in own_threads() - before:
+            os.sched_setaffinity(worker, core)
+        for start in range(0, 40, 8):
+            run(runner, [(TOKENS[start : start + 8], start, [3, 1])])
+    assert runner.logits[0].tobytes() == alone
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no schedstat")
+def test_an_idle_team_uses_no_cpu() -> None:
+    before = own_threads()
+    runner = Decoder().load(threads=3)
+    run(runner, [(TOKENS[:8], 0, [0])])
+    workers = own_threads() - before
+    assert len(workers) == 2
+
+    def state(worker: int) -> str:
+        return Path(f"/proc/self/task/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def used_ns(worker: int) -> str:
+        return Path(f"/proc/self/task/{worker}/schedstat").read_text().split()[0]
+
+    while any(state(worker) != "S" for worker in workers):
+        os.sched_yield()
+    used = [used_ns(worker) for worker in workers]
+    native.Weight.pack(  # this thread is busy for a while, with a team of its own
+        [np.zeros(1 << 24, np.uint8)],
+        ["F32"],
+        [1024],
+        4096,
+        arena=native.Arena(),
+        pool=native.Pool(1),
+    )
+    assert [used_ns(worker) for worker in workers] == used
+    run(runner, [(TOKENS[8:16], 8, [0])])

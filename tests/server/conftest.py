@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import queue
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Send
 
 from samovar.config import Settings, Source
 from samovar.log import RequestLog
@@ -39,14 +41,15 @@ class Api:
 
     def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
         self.host = ModelHost(settings)
-        self._runner = runner
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(self.host, settings)),
+        self.run = runner.run
+        self.app = create_app(self.host, settings)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app),
             base_url="http://localhost",
         )
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return self._runner.run(self._client.request(method, path, **options))
+        return self.run(self.client.request(method, path, **options))
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)
@@ -56,9 +59,30 @@ class Api:
             options["json"] = body
         return self.request("POST", path, **options)
 
+    async def call(self, path: str, body: object, send: Send) -> None:
+        """Posts as a server would, for clients that httpx cannot imitate."""
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> Message:
+            return messages.pop() if messages else await asyncio.Event().wait()  # type: ignore
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(b"host", b"localhost")],
+            "http_version": "1.1",
+        }
+        await self.app(scope, receive, send)
+
+    def assert_alive(self) -> None:
+        """No request has brought the engine down."""
+        assert self.host.served is None or self.host.served.engine.failure is None
+
     def close(self) -> None:
-        self._runner.run(self.host.close())
-        self._runner.run(self._client.aclose())
+        self.assert_alive()
+        self.run(self.host.close())
+        self.run(self.client.aclose())
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +142,7 @@ def running(settings: Settings) -> Iterator[Running]:
     try:
         assert server.listening.wait(PATIENCE_S)
         yield Running(host, sockets[0].getsockname())
+        assert host.served is None or host.served.engine.failure is None
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)

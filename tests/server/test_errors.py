@@ -70,6 +70,39 @@ def test_prompt_too_long(api: Api, stream: bool) -> None:
     assert error["n_prompt_tokens"] == 96
 
 
+@pytest.mark.parametrize("text", ["x" * 7_000_000, "é" * 3_000_000, "é" * 2_000_000])
+def test_a_hopeless_prompt_is_refused_before_it_is_tokenized(
+    api: Api, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("samovar.server.completions.encode_prompts", never)
+    monkeypatch.setattr("samovar.text.tokenizer.Tokenizer.encode", never)
+    messages = [{"role": "user", "content": text}]
+    for path, body, param in (
+        (CHAT, {"messages": messages}, "messages"),
+        (TEXT, {"prompt": ["a", text]}, "prompt"),
+    ):
+        response = api.post(path, content=json.dumps(body, ensure_ascii=False).encode())
+        error = assert_error(response, 400, "context_length_exceeded", param)
+        assert f"resulted in at least {error['n_prompt_tokens']} tokens" in error["message"]
+        assert 96 <= error["n_prompt_tokens"] < len(text)
+
+
+def test_white_space_that_the_template_may_drop_is_not_held_against_a_message(api: Api) -> None:
+    messages = [{"role": "user", "content": "Hello" + " " * 100_000}]
+    response = api.post(CHAT, {"messages": messages, "max_tokens": 1})
+    assert response.status_code == 200 or "at least" not in response.text
+
+
+def test_a_bias_for_a_token_that_does_not_exist(api: Api) -> None:
+    for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "a"})):
+        for stream in (False, True):
+            response = api.post(path, {**body, "logit_bias": {"300": 1}, "stream": stream})
+            assert_error(response, 400, None, "logit_bias")
+
+
 def test_unknown_token_id(api: Api) -> None:
     assert_error(api.post(TEXT, {"prompt": [[1], [300]]}), 400, None, "prompt[1]")
     assert_error(api.post(TEXT, {"prompt": [-1]}), 400, None, "prompt")
@@ -107,18 +140,21 @@ def test_a_model_that_cannot_be_loaded(make_api: Callable[[Settings], Api], tmp_
     broken.write_bytes(b"GGUF" + bytes(20))
     late = make_api(settings_for(broken, preload=False))
     response = late.post(TEXT, {"prompt": "Hello"})
-    error = assert_error(response, 500, None)
+    error = assert_error(response, 500, "internal_error")
     assert error["type"] == "server_error"
     assert response.headers["x-should-retry"] == "false"
-    assert late.get("/health").status_code == 503
+    assert "broken" not in response.text
 
 
+# Above zero as a double, but not as the 32-bit float that the engine computes with, or hardly.
+_TINY = st.sampled_from([5e-324, 1e-300, 1e-50, 1e-45, 1e-40, 1e-38, 1e-30, 1e-7, 1e-6])
 _LEAVES = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.sampled_from([2**63, -(2**63), 2**64, 10**400, -1])
     | st.floats()  # NaN and infinities are written as JSON does not allow
+    | _TINY
     | st.text(st.characters(codec=None), max_size=8)
 )
 _JSON = st.recursive(
@@ -145,6 +181,20 @@ _MESSAGES = st.lists(
     | _JSON,
     max_size=3,
 )
+_SAMPLING = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.floats(low, high) | _TINY
+        for name, (low, high) in {
+            "temperature": (0, 100),
+            "top_p": (0, 1),
+            "min_p": (0, 1),
+            "repeat_penalty": (0, 100),
+            "frequency_penalty": (-2, 2),
+            "presence_penalty": (-2, 2),
+        }.items()
+    },
+)
 _BODIES = st.fixed_dictionaries(
     {},
     optional={
@@ -152,19 +202,29 @@ _BODIES = st.fixed_dictionaries(
         "prompt": st.lists(st.integers(0, 299), max_size=4) | st.text(max_size=9) | _JSON,
         "max_tokens": st.integers(-2, 3) | _JSON,
         "max_completion_tokens": _JSON,
-        "temperature": st.floats(0, 2) | _JSON,
-        "top_p": st.floats(0, 1) | _JSON,
-        "top_k": _JSON,
-        "min_p": _JSON,
-        "repeat_penalty": _JSON,
+        "temperature": st.floats(0, 2) | _TINY | _JSON,
+        "top_p": st.floats(0, 1) | _TINY | _JSON,
+        "top_k": st.integers(0, 300) | _JSON,
+        "min_p": st.floats(0, 1) | _TINY | _JSON,
+        "repeat_penalty": st.floats(0, 2) | _TINY | _JSON,
+        "repetition_penalty": _TINY | _JSON,
         "repeat_last_n": _JSON,
-        "frequency_penalty": _JSON,
+        "frequency_penalty": st.floats(-2, 2) | _TINY | _JSON,
+        "presence_penalty": st.floats(-2, 2) | _TINY | _JSON,
         "seed": _JSON,
         "stop": st.lists(st.text(max_size=3), max_size=5) | _JSON,
         "stream": st.booleans() | _JSON,
         "stream_options": st.fixed_dictionaries({"include_usage": _LEAVES}) | _JSON,
         "model": _JSON,
-        "n": _JSON,
+        "n": st.integers(0, 5) | _JSON,
+        "best_of": st.integers(0, 5) | _JSON,
+        "logit_bias": st.dictionaries(
+            st.integers(-1, 301).map(str) | st.text(max_size=2), st.floats(-101, 101) | _LEAVES
+        )
+        | _JSON,
+        "logprobs": st.booleans() | st.integers(-1, 6) | _JSON,
+        "top_logprobs": st.integers(-1, 21) | _JSON,
+        "echo": st.booleans() | _JSON,
         "tools": _JSON,
         "response_format": _JSON,
         "chat_template_kwargs": st.dictionaries(st.text(max_size=8), _JSON, max_size=2) | _JSON,
@@ -174,7 +234,8 @@ _BODIES = st.fixed_dictionaries(
 )
 
 
-def assert_answered(response: httpx.Response) -> None:
+def assert_answered(api: Api, response: httpx.Response) -> None:
+    api.assert_alive()
     if response.status_code == 200:
         return
     assert response.status_code == 400, response.text
@@ -184,13 +245,19 @@ def assert_answered(response: httpx.Response) -> None:
 @hypothesis_settings(max_examples=150)
 @given(body=_BODIES | _JSON, path=st.sampled_from([CHAT, TEXT]))
 def test_no_json_is_our_fault(api: Api, body: Any, path: str) -> None:
-    assert_answered(api.post(path, content=json.dumps(body).encode()))
+    assert_answered(api, api.post(path, content=json.dumps(body).encode()))
+
+
+@hypothesis_settings(max_examples=60)
+@given(sampling=_SAMPLING)
+def test_no_sampling_is_our_fault(api: Api, sampling: dict[str, Any]) -> None:
+    assert_answered(api, api.post(TEXT, {"prompt": [5, 5, 5], "max_tokens": 3, **sampling}))
 
 
 @hypothesis_settings(max_examples=50)
 @given(body=st.binary(max_size=40), path=st.sampled_from([CHAT, TEXT]))
 def test_no_bytes_are_our_fault(api: Api, body: bytes, path: str) -> None:
-    assert_answered(api.post(path, content=body))
+    assert_answered(api, api.post(path, content=body))
 
 
 @pytest.mark.parametrize(

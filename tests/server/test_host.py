@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from copy import copy
+from typing import Any
 
+import httpx
 import pytest
+from starlette.types import Message
 
 from samovar.config import Settings
 from samovar.engine.engine import Engine
+from samovar.errors import (
+    CheckpointError,
+    DownloadError,
+    MemoryLimit,
+    ModelNotFound,
+    SettingError,
+    UnsupportedModel,
+)
 from samovar.hub import LocalModel
+from samovar.server import health
 from samovar.server.app import ROUTES
 from samovar.server.host import ModelHost
 
-from .conftest import TINY, Api, settings_for
+from .conftest import PATIENCE_S, TINY, Api, settings_for
 
 TEXT = {"prompt": "Hello", "max_tokens": 1}
 
@@ -57,18 +71,25 @@ def test_the_model_of_a_request_is_not_checked_when_one_was_named(api: Api) -> N
 
 @pytest.fixture(scope="module")
 def unnamed(make_api: Callable[[Settings], Api]) -> Api:
-    """A server that was started without a model, with a tiny one in the default's place."""
+    """A server that was started without a model, with a tiny one in the default's place.
+
+    It is loaded at the first request.
+    """
 
     def load(settings: Settings) -> tuple[LocalModel, Engine]:
         local = LocalModel(TINY, "default-model", "smollm2", None, None)
         return local, Engine.load(TINY, settings.engine_options())
 
-    api = make_api(Settings(threads=1, ctx=64))
+    api = make_api(Settings(threads=1, ctx=64, preload=False))
     api.host._load_model = load
     return api
 
 
 def test_another_name_than_the_defaults_is_not_found(unnamed: Api) -> None:
+    for stream in (False, True):
+        reply = unnamed.post("/v1/completions", {**TEXT, "model": "gpt-4", "stream": stream})
+        assert reply.status_code == 404
+    assert unnamed.host.state == "unloaded"  # nor was anything downloaded for it
     for model in ("smollm2", "default-model", "", None):
         reply = unnamed.post("/v1/completions", {**TEXT, "model": model})
         assert reply.json()["model"] == "smollm2"
@@ -79,6 +100,30 @@ def test_another_name_than_the_defaults_is_not_found(unnamed: Api) -> None:
         assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert unnamed.get("/v1/models/default-model").status_code == 200
     assert unnamed.get("/v1/models/gpt-4").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (Settings(), {"smollm2"}),
+        (Settings(model="gemma3:270m"), {"gemma3:270m"}),
+        (Settings(model="/models/a.b.gguf"), {"a.b"}),
+        (Settings(model="x.gguf", alias="house/1"), {"house/1", "x"}),
+        (Settings(alias="house"), {"house", "smollm2"}),
+    ],
+)
+def test_names_are_known_before_the_model_is_loaded(settings: Settings, names: set[str]) -> None:
+    host = ModelHost(settings)
+    assert host.names == names
+    assert host.id in names
+
+
+def test_names_stay_when_the_model_is_loaded(make_api: Callable[[Settings], Api]) -> None:
+    for alias in (None, "house"):
+        api = make_api(Settings(model=str(TINY), alias=alias, threads=1, ctx=64))
+        before = api.host.id, api.host.names
+        assert api.post("/v1/completions", {**TEXT, "model": "llama"}).status_code == 200
+        assert (api.host.id, api.host.names) == before
 
 
 def test_an_alias_is_the_id(make_api: Callable[[Settings], Api]) -> None:
@@ -97,6 +142,114 @@ def test_settings_are_the_defaults_of_a_request(make_api: Callable[[Settings], A
     assert implied.headers["x-seed"] == "4"
     other = configured.post("/v1/completions", {"prompt": "Hello", "max_tokens": 2})
     assert other.json()["usage"]["completion_tokens"] <= 2
+
+
+def test_a_reader_that_stands_still_is_no_stalled_engine(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STALLED_AFTER_S", 0.0)
+    assert api.post("/v1/completions", TEXT).status_code == 200
+    served = api.host.served
+    assert served is not None
+
+    async def main() -> httpx.Response:
+        reading = asyncio.Event()
+
+        async def send(message: Message) -> None:
+            if message.get("body", b"").startswith(b"data: "):
+                reading.set()
+                await asyncio.Event().wait()
+
+        body = {"prompt": "Hello", "stream": True}
+        request = asyncio.create_task(api.call("/v1/completions", body, send))
+        await reading.wait()
+        while served.engine.engine.stats().running:
+            await asyncio.sleep(0)
+        response = await api.client.get("/health")
+        assert not request.done()
+        request.cancel()
+        await request
+        return response
+
+    response = api.run(main())
+    assert (response.status_code, response.json()["status"]) == (200, "ok")
+
+
+def test_an_engine_that_stands_still_is_stalled(
+    make_api: Callable[[Settings], Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = make_api(settings_for(ctx=64))
+    assert api.post("/v1/completions", TEXT).status_code == 200
+    served = api.host.served
+    assert served is not None
+    go_on = threading.Event()
+    step = Engine.step
+
+    def stand_still(engine: Engine) -> Any:
+        go_on.wait(PATIENCE_S)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", stand_still)
+
+    async def main() -> list[httpx.Response]:
+        request = asyncio.create_task(api.client.post("/v1/completions", json=TEXT))
+        while not served.engine.engine.stats().waiting:
+            await asyncio.sleep(0)
+        # The last step is long ago, but the request has only come.
+        monkeypatch.setattr(served.engine.engine, "_last_step_at", 0.0)
+        early = await api.client.get("/health")
+        monkeypatch.setattr(health, "STALLED_AFTER_S", 0.0)
+        late = await api.client.get("/health")
+        go_on.set()
+        return [early, late, await request]
+
+    early, late, reply = api.run(main())
+    assert (early.status_code, late.status_code, reply.status_code) == (200, 503, 200)
+    assert late.json()["status"] == "stalled"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (SettingError("--ctx 9 is too much", param="ctx"), 500, "internal_error"),
+        (CheckpointError("/home/me/secret.gguf: damaged"), 500, "internal_error"),
+        (UnsupportedModel("/home/me/secret.gguf: unknown"), 500, "internal_error"),
+        (ModelNotFound("/home/me/secret.gguf: no such file"), 500, "internal_error"),
+        (RuntimeError("/home/me/secret.gguf"), 500, "internal_error"),
+        (PermissionError(13, "denied", "/home/me/secret.gguf"), 500, "internal_error"),
+        (MemoryLimit("secret.gguf needs 9 GiB"), 503, "model_loading"),
+        (DownloadError("secret: no connection"), 503, "model_loading"),
+    ],
+)
+def test_why_a_model_cannot_be_loaded_is_for_the_log(
+    make_api: Callable[[Settings], Api],
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    status: int,
+    code: str,
+) -> None:
+    faults = [error]
+
+    def load(settings: Settings) -> tuple[LocalModel, Engine]:
+        if faults:
+            raise copy(faults.pop())  # with a traceback the test's own would keep all alive
+        return LocalModel(TINY, "llama", None, None, None), Engine.load(
+            TINY, settings.engine_options()
+        )
+
+    api = make_api(settings_for(preload=False, ctx=64))
+    api.host._load_model = load
+    response = api.post("/v1/completions", TEXT)
+    shown = response.json()["error"]
+    assert (response.status_code, shown["type"]) == (status, "server_error")
+    assert (shown["code"], shown["param"]) == (code, None)
+    assert ("retry-after" if status == 503 else "x-should-retry") in response.headers
+    assert str(error) not in response.text
+    assert "secret" not in response.text
+    assert str(error) in caplog.text
+    # The next request tries again.
+    assert api.get("/health").json() == {"status": "ok", "loaded": []}
+    assert api.post("/v1/completions", TEXT).status_code == 200
 
 
 def test_draining(make_api: Callable[[Settings], Api]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
-from .conftest import Running
+from .conftest import Running, running, settings_for
 
 HELLO: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
@@ -51,7 +52,10 @@ def test_streamed_chat_is_the_whole_reply_in_pieces(
     if include_usage:
         last = chunks.pop()
         assert last.choices == []
-        assert last.usage == whole.usage
+        assert last.usage is not None
+        assert whole.usage is not None
+        counts = {"prompt_tokens", "completion_tokens", "total_tokens"}
+        assert last.usage.model_dump(include=counts) == whole.usage.model_dump(include=counts)
     assert all(chunk.usage is None for chunk in chunks)
     assert all(("usage" in chunk.model_fields_set) == include_usage for chunk in chunks)
     assert {(c.id, c.created, c.model, c.system_fingerprint) for c in chunks} == {
@@ -96,6 +100,61 @@ def test_streamed_texts_of_several_prompts(client: openai.OpenAI) -> None:
     assert ends == {c.index: c.finish_reason for c in whole.choices}
 
 
+def test_choices_and_log_probabilities_are_complete(client: openai.OpenAI) -> None:
+    options = {"model": "x", "messages": HELLO, "max_tokens": 9, "temperature": 1.5, "seed": 2}
+    options |= {"n": 3, "logprobs": True, "top_logprobs": 4, "logit_bias": {"65": 3}}
+    whole = client.chat.completions.create(**options)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.refusal is None
+        assert choice.logprobs.content is not None
+        data = bytes(byte for entry in choice.logprobs.content for byte in entry.bytes or [])
+        assert data.decode(errors="replace") == choice.message.content
+        assert all(len(entry.top_logprobs) == 4 for entry in choice.logprobs.content)
+    with client.chat.completions.stream(**options) as stream:
+        kinds = {event.type for event in stream}
+        joined = stream.current_completion_snapshot
+    assert {"content.delta", "logprobs.content.delta", "logprobs.content.done"} <= kinds
+    for ours, theirs in zip(joined.choices, whole.choices, strict=True):
+        assert ours.message.content == theirs.message.content
+        assert ours.logprobs is not None
+        assert theirs.logprobs is not None
+        assert ours.logprobs.model_dump() == theirs.logprobs.model_dump()
+
+
+def test_evaluation_harnesses_score_a_prompt(client: openai.OpenAI) -> None:
+    reply = client.completions.create(
+        model="x", prompt=[[40, 41, 42], [50, 51]], echo=True, max_tokens=0, logprobs=1, seed=1
+    )
+    for choice, num_tokens in zip(reply.choices, (3, 2), strict=True):
+        told = choice.logprobs
+        assert told is not None
+        assert told.tokens is not None
+        assert "".join(told.tokens) == choice.text
+        assert told.token_logprobs is not None
+        assert len(told.token_logprobs) == num_tokens
+        assert told.token_logprobs[0] is None
+        assert choice.finish_reason == "length"
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (5, 0)
+
+
+def test_usage_tells_cached_and_predicted_tokens(client: openai.OpenAI) -> None:
+    prompt = [17, 18, 19, 20] * 30
+    options = {"model": "x", "prompt": prompt, "max_tokens": 60, "temperature": 0.0}
+    first = client.completions.create(**options)
+    again = client.completions.create(**options)
+    assert again.choices == first.choices
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == len(prompt) - 1
+    details = again.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens or 0) >= 0
+    assert (details.rejected_prediction_tokens or 0) >= 0
+
+
 def test_a_seed_is_told_and_reproduces_the_reply(client: openai.OpenAI) -> None:
     options = {"model": "x", "messages": HELLO, "max_tokens": 16, "temperature": 2.0}
     first = client.chat.completions.with_raw_response.create(**options)
@@ -129,6 +188,27 @@ def test_a_stop_string_ends_the_reply_before_it(client: openai.OpenAI) -> None:
     assert cut.text == text[: text.index(stop)]
 
 
+def test_a_full_queue_is_the_clients_rate_limit() -> None:
+    settings = settings_for(ctx=64, max_sequences=1, max_queue=0)
+    with (
+        running(settings) as crowded,
+        openai.OpenAI(base_url=f"{crowded.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        # Only one of the prompts has a place, so none may run; nor is it worth another try.
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(model="x", prompt=["a", "b"], max_tokens=1)
+        assert crowded.host.served is not None
+        with crowded.host.admit(crowded.host.served, 1, param="prompt"):
+            for stream in (False, True):
+                with pytest.raises(openai.RateLimitError) as caught:
+                    client.chat.completions.create(
+                        model="x", messages=HELLO, max_tokens=1, stream=stream
+                    )
+                assert caught.value.code == "rate_limit_exceeded"
+                assert caught.value.response.headers["retry-after"] == "1"
+        assert client.completions.create(model="x", prompt="a", max_tokens=1).choices
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
@@ -137,7 +217,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "messages"
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="x", messages=HELLO, n=2)
+        client.chat.completions.create(model="x", messages=HELLO, n=129)
     assert caught.value.param == "n"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another/model:q4")
@@ -180,3 +260,29 @@ def test_many_at_once_give_the_same_reply(server: Running) -> None:
 
     texts = asyncio.run(main())
     assert texts == texts[:3] * 6
+
+
+def test_choices_under_load_are_those_of_an_idle_server(server: Running) -> None:
+    prompts = [[30 + (i * k) % 200 for i in range(20 * k)] for k in (1, 2, 3, 4)]
+    bodies = [
+        {"prompt": prompts[k], "n": k + 1, "logprobs": 3, "echo": k % 2 == 0, "seed": k}
+        for k in range(4)
+    ]
+
+    async def main() -> None:
+        url = f"{server.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+
+            async def ask(body: dict[str, Any]) -> list[openai.types.CompletionChoice]:
+                reply = await client.completions.create(
+                    model="x", max_tokens=24, temperature=1.0, top_p=1.0, **body
+                )
+                return reply.choices
+
+            idle = [await ask(body) for body in bodies]
+            others = [{"prompt": [i] * 60, "n": 4, "seed": i} for i in range(3, 9)]
+            loaded = await asyncio.gather(*map(ask, bodies + others + bodies))
+            assert loaded[:4] == idle
+            assert loaded[-4:] == idle
+
+    asyncio.run(main())

@@ -84,7 +84,9 @@ def test_both_names_of_the_repeat_penalty() -> None:
     assert chat(repeat_penalty=1.5).repeat_penalty == 1.5
     assert chat(repetition_penalty=1.5).repeat_penalty == 1.5
     assert chat(repeat_penalty=None, repetition_penalty=1.5).repeat_penalty == 1.5
+    assert chat(repeat_penalty=1.5, repetition_penalty=1.5).repeat_penalty == 1.5
     assert ignored(repetition_penalty=1.5) == ()
+    assert ignored(repeat_penalty=1.5, repetition_penalty=1.5) == ()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def test_both_names_of_the_repeat_penalty() -> None:
         {"n": 1.0},
         {"logprobs": False},
         {"top_logprobs": 0},
+        {"top_logprobs": 0.0},
         {"response_format": {"type": "text"}},
         {"stream_options": {"include_usage": True, "include_obfuscation": False}},
         {"stream_options": None},
@@ -126,23 +129,28 @@ def test_unknown_fields_are_named() -> None:
             "annotations": [],
             "mood": "good",
         },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "a", "annotations": []},
+                {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "font": 3},
+            ],
+        },
     ]
     assert ignored(messages=messages, colour="red", nothing=None) == (
         "colour",
         "messages[1].mood",
+        "messages[2].content[1].cache_control",
+        "messages[2].content[1].font",
     )
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"n": 2}, "n", "unsupported_value"),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
-        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
-        ({"top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
         (
             {"stream_options": {"continuous_usage": True}},
@@ -170,12 +178,50 @@ def test_what_is_not_built_is_refused_by_name(
     assert param in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["echo", "suffix", "best_of", "logprobs", "n", "logit_bias"])
-def test_what_is_not_built_for_text_is_refused_by_name(name: str) -> None:
-    value = {"echo": True, "suffix": "x", "logit_bias": {"1": 2}}.get(name, 3)
+def test_a_suffix_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedField) as caught:
-        text(**{name: value})
-    assert caught.value.param == name
+        text(suffix="x")
+    assert caught.value.param == "suffix"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": "1"}, "logprobs"),
+        ({"echo": 1}, "echo"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ],
+)
+def test_wrong_values_of_a_text_name_their_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        text(**fields)
+    assert (caught.value.param, caught.value.code) == (param, None)
+    assert param in str(caught.value)
+
+
+def test_fields_of_choices() -> None:
+    assert chat(logit_bias={"5": 1, "70": -100.0}).logit_bias == ((5, 1.0), (70, -100.0))
+    assert (chat(n=3).n, chat(n=None).n, chat(n=128.0).n) == (3, 1, 128)
+    assert (chat().num_top, chat(logprobs=True).num_top) == (None, 0)
+    assert chat(logprobs=True, top_logprobs=20).num_top == 20
+    assert (text().num_top, text(logprobs=False).num_top, text(logprobs=0).num_top) == (
+        None,
+        None,
+        0,
+    )
+    assert (text(n=2).num_candidates, text(n=2, best_of=5).num_candidates) == (2, 5)
+    assert text(best_of=2, n=2, stream=True).num_candidates == 2
+    assert text(max_tokens=0).prompt_only
+    assert not text(max_tokens=-1).prompt_only
+    assert text(max_tokens=-1).token_limit == 0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +242,28 @@ def test_what_is_not_built_for_text_is_refused_by_name(name: str) -> None:
         ({"stop": [1]}, "stop"),
         ({"n": 0}, "n"),
         ({"n": "1"}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 129}, "n"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"top_logprobs": 0.5, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 21.0, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": None}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+        ({"repeat_penalty": 9e-7}, "repeat_penalty"),
+        ({"repeat_penalty": 1.5, "repetition_penalty": 1.4}, "repetition_penalty"),
+        ({"repeat_penalty": 1, "repetition_penalty": "1"}, "repetition_penalty"),
         ({"messages": []}, "messages"),
         ({"messages": "Hello"}, "messages"),
         ({"messages": ["Hello"]}, "messages[0]"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from starlette.types import Message
 
@@ -71,23 +73,47 @@ def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (data, done) == (b'data: {"late":true}\n\n', b"data: [DONE]\n\n")
 
 
-def test_a_fault_after_the_headers_ends_the_stream(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fault(*args: object) -> None:
-        raise RuntimeError("the secret reason")
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stream breaks off behind its first chunk."""
 
-    monkeypatch.setattr("samovar.server.generation.EventStream.send_all", fault)
-    text = api.post("/v1/completions", {"prompt": "Hello", "stream": True}).text
-    *_, last = events(text)
-    error = json.loads(last.removeprefix("data: "))["error"]
+    async def send_one(events: sse.EventStream, chunks: AsyncGenerator[dict[str, Any]]) -> None:
+        async with aclosing(chunks):
+            await events.data(await anext(chunks))
+            raise RuntimeError("the secret reason")
+
+    monkeypatch.setattr(sse.EventStream, "send_all", send_one)
+
+
+@pytest.mark.usefixtures("fault")
+def test_a_fault_after_the_headers_ends_the_connection(server: Running) -> None:
+    with server.connect() as sock, sock.makefile("rb") as reply:
+        sock.sendall(raw_request("/v1/completions", {"prompt": "Hello", "stream": True}))
+        received = reply.read()
+    assert b"transfer-encoding: chunked" in received
+    assert not received.endswith(b"0\r\n\r\n")
+    last = received[received.rindex(b"data: ") :].split(b"\n")[0]
+    error = json.loads(last.removeprefix(b"data: "))["error"]
     assert (error["type"], error["code"], error["param"]) == (
         "server_error",
         "internal_error",
         None,
     )
-    assert "secret" not in text
-    assert "[DONE]" not in text
+    assert b"secret" not in received
+    assert b"[DONE]" not in received
+
+
+@pytest.mark.usefixtures("fault")
+def test_no_client_takes_a_broken_stream_for_a_whole_one(server: Running) -> None:
+    body = {"prompt": "Hello", "stream": True}
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
+    options = {"model": "x", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        stream = client.chat.completions.create(**options)
+        assert next(stream).choices[0].delta.role == "assistant"
+        with pytest.raises(openai.APIError, match="an error while processing"):
+            next(stream)
 
 
 def test_unknown_fields_are_named_in_a_header(api: Api) -> None:
@@ -164,7 +190,7 @@ def test_the_log_line(server: Running, request_log: FindLine) -> None:
     assert (line.method, line.path, line.status) == ("POST", "/v1/completions", 200)
     assert line.prompt_tokens == reply["usage"]["prompt_tokens"]
     assert line.reply_tokens == reply["usage"]["completion_tokens"]
-    assert line.cached_tokens == 0
+    assert line.cached_tokens == reply["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert line.queue_s is not None
     assert line.ttft_s is not None
     assert line.seed == 9

@@ -18,6 +18,7 @@ from samovar.text.tokenizer import TokenKind
 MakeSource = Callable[..., TokenizerSource]
 
 _EMPTY = TokenizerSource(
+    path="tiny.gguf",
     model="gpt2",
     pre="gpt-2",
     tokens=(),
@@ -26,9 +27,9 @@ _EMPTY = TokenizerSource(
     merges=(),
     bos_id=None,
     eos_id=None,
-    eot_id=None,
     unk_id=None,
     pad_id=None,
+    end_ids=(),
     add_bos=False,
     add_eos=False,
     add_space_prefix=False,

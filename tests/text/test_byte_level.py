@@ -81,6 +81,12 @@ def test_start_and_end(byte_level: MakeSource) -> None:
     assert closed.encode("a", special=True) == [a, 257]
 
 
+def test_declared_end_tokens(byte_level: MakeSource) -> None:
+    tokenizer = Tokenizer.build(byte_level(control=("<a>",), eos_id=256, end_ids=[65, 66]))
+    assert tokenizer.end_ids == {256, 65, 66}
+    assert tokenizer.is_control(65)
+
+
 def test_end_tokens_by_their_names(byte_level: MakeSource) -> None:
     source = byte_level(user_defined=("<|im_end|>", "</s>", "<|im_start|>"))
     tokenizer = Tokenizer.build(source)
@@ -106,13 +112,20 @@ def test_every_text_comes_back(byte_level: MakeSource, text: str) -> None:
 
 
 def test_unknown_pre_tokenizer_is_refused(byte_level: MakeSource) -> None:
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre: .*'guess'.*smollm"):
+    with pytest.raises(
+        UnsupportedModel, match=r"^tiny\.gguf: tokenizer\.ggml\.pre: .*'guess'.*smollm"
+    ):
         Tokenizer.build(byte_level(pre="guess"))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"token_types": [1] * 255 + [6]},
+            r"tokenizer\.ggml\.tokens\[255\]: 'ÿ' is marked as a byte",
+        ),
+        ({"end_ids": [1, 256]}, r"tokenizer\.ggml\..*: 256 is not one of the 256 tokens"),
         ({"merges": ("h e",), "tokens": ["h", "e"], "token_types": ()}, r"merges\[0\]: 'h e'"),
         ({"token_types": [1, 1]}, r"tokenizer\.ggml\.token_type"),
         ({"tokens": ["a"] * 256}, r"tokenizer\.ggml\.tokens: 'a' is there twice"),
@@ -122,5 +135,5 @@ def test_unknown_pre_tokenizer_is_refused(byte_level: MakeSource) -> None:
 def test_damaged_vocabularies(
     byte_level: MakeSource, fields: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=f"^tiny.gguf: .*{message}"):
         Tokenizer.build(byte_level(**fields))

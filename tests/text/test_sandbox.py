@@ -79,6 +79,57 @@ def test_hostile_templates_are_stopped(source: str) -> None:
         render(source)
 
 
+DOUBLING = (
+    "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(80) %}"
+    "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DOUBLING + "{{ n.x }}",
+        DOUBLING + "{{ n.x|upper }}",
+        DOUBLING + "{{ n.x == n.y }}",
+        "{% set n = namespace(x=(1,)) %}{% for i in range(80) %}{% set n.x = (n.x, n.x) %}"
+        "{% endfor %}{{ {n.x: 1} }}",
+        "{% set n = namespace(x=1) %}{% for i in range(80) %}{% set n.x = dict(a=n.x, b=n.x) %}"
+        "{% endfor %}{{ n.x is eq(n.x) }}",
+        "{% set n = namespace(x=[1, 2]) %}{% for i in range(80) %}"
+        "{% set n.x = (n.x * 2)|batch(2)|list %}{% endfor %}{{ n.x|tojson }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}",
+        "{% set x = range(99999)|list %}{% for a in x %}{% set y = x|sort %}{% endfor %}",
+        "{% set x = range(99999)|list %}{% for a in x %}{% set y = x + x %}{% endfor %}",
+        "{% for a in range(99999) %}{% set y = range(99999)|list %}{% endfor %}",
+        "{% for a in range(99999) %}{% set y = x is upper %}{% endfor %}",
+        "{% for a in range(99999) %}{% set y = x|urlize %}{% endfor %}",
+        "{% for a in range(99999) %}{% set y = x|list %}{% endfor %}",
+        "{{ ('a ' * 4999999)|wordwrap(1) }}",
+        "{{ ('x' * 99999).translate({120: 'y' * 99999}) }}",
+        "{{ x.join(range(9)|map('string')) }}",
+        "{{ ('{0}' * 9999).format([x, x]) }}",
+        "{{ ('%s' * 9999) % (([x, x],) * 9999) }}",
+        "{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = n.l + [x|list] %}"
+        "{% endfor %}",
+    ],
+)
+def test_values_that_grow_and_loops_over_huge_ones_are_stopped(source: str) -> None:
+    with pytest.raises(TemplateError, match="stopped"):
+        render(source)
+
+
+def test_a_long_conversation_is_within_the_budget() -> None:
+    source = (
+        "{% set n = namespace(m=[]) %}{% for m in messages %}{% set n.m = n.m + [m] %}"
+        "{% if messages|length > 1 and m != messages[-1] %}{{ m.content|trim|replace('a', 'b') }}"
+        "{{ (messages|selectattr('role', 'eq', 'user')|first).content[:1] }}{% endif %}"
+        "{% endfor %}{{ n.m|length }}"
+    )
+    messages = [{"role": "user", "content": "word " * 200}] * 500
+    messages = [{**message, "n": i} for i, message in enumerate(messages)]
+    assert str(CompiledTemplate(source).render({"messages": messages})).endswith("500")
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

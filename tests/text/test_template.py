@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import tiny_gguf
+from samovar.checkpoint import open_checkpoint
 from samovar.checkpoint.base import TokenizerSource
-from samovar.errors import RequestError, SettingError, TemplateError
+from samovar.errors import CheckpointError, RequestError, SettingError, TemplateError
 from samovar.text.template import ChatTemplate
 from samovar.text.tokenizer import Tokenizer
 
@@ -227,6 +229,89 @@ def test_other_texts_give_the_tokens_of_the_rendered_text(
     assert chatml.encode(talk) == tokenizer.encode(text, special=True, bos=False)
 
 
+# Each writes the same control tokens whatever the contents are.
+JOINS_AND_EDITS = [
+    "{{ a }}{{ b }}{{ c }}<|im_end|>",
+    "{{ a ~ b ~ c }}<|im_end|>",
+    "{{ a + b + c + '<|im_end|>' }}",
+    "{{ '%s%s%s<|im_end|>' % (a, b, c) }}",
+    "{{ '{}{}{}<|im_end|>'.format(a, b, c) }}",
+    "{{ '{0[0]}{0[1]}{1}{2}'.format(a, b, c) }}<|im_end|>",
+    "{{ '%s%s%s<|im_end|>'|format(a, b, c) }}",
+    "{{ [a, b, c, '<|im_end|>']|join }}",
+    "{{ ''.join([a, b, c, '<|im_end|>']) }}",
+    "{{ a.join([b, c]) }}<|im_end|>",
+    "{{ [a, b]|join(c) }}<|im_end|>",
+    "{% for x in a %}{{ x }}{% endfor %}{{ b }}{{ c }}<|im_end|>",
+    "{% for x in a|list + b|list %}{{ x }}{% endfor %}{{ c }}<|im_end|>",
+    "{{ a[:1] }}{{ a[1:] }}{{ b|first }}{{ b|last }}{{ c[0] }}<|im_end|>",
+    "{{ a|reverse }}{{ b[::-1] }}{{ c|list|reverse|join }}<|im_end|>",
+    "{{ a.replace('<think>', '') }}{{ b|replace('x', '') }}{{ c }}<|im_end|>",
+    "{{ (a + b + c).replace('<think>', '').replace('x', '') }}<|im_end|>",
+    "{{ a.replace('(', '<') }}{{ b|replace('(', '<') }}{{ c.replace(')', '>') }}<|im_end|>",
+    "{{ a|lower }}{{ b.lower() }}{{ c|upper }}{{ (a ~ b)|lower }}{{ c|title }}<|im_end|>",
+    "{{ a.split('x')|join }}{{ ''.join(b.split()) }}{{ c.splitlines()|join }}<|im_end|>",
+    "{{ a.partition('x')[0] }}{{ a.rpartition('x')[2] }}{{ b.rsplit('x', 1)[0] }}{{ c }}<|im_end|>",
+    "{{ a|trim }}{{ b.strip('x') }}{{ c.lstrip('x<').rstrip('x') }}{{ b.removeprefix('x') }}",
+    "{{ a|tojson }}{{ [b, {'k': c}]|tojson }}{{ {a: 1}|tojson(indent=1) }}<|im_end|>",
+    "{{ [a, b] }}{{ {'k': c} }}{{ (a, b) }}<|im_end|>",
+    "{{ [a, b]|string }}{{ '%s' % [c] }}{{ [a] ~ b }}{{ namespace(x=c) }}<|im_end|>",
+    "{{ a|safe }}{{ b|e }}{{ c|safe|trim }}{{ ('<|im_' ~ b)|safe }}<|im_end|>",
+    "{{ '<|im_'|safe + a }}{{ a|safe + '|>' }}{{ a|safe + (b|safe) }}<|im_end|>",
+    "<|{{ a }}|>{{ '<|' + b + '|>' }}<{{ c }}><|im_end|>",
+    "{{ a * 2 }}{{ 2 * b }}{{ '%s' * 2 % (b, c) }}<|im_end|>",
+    "{% set t %}{{ a }}{{ b }}{% endset %}{{ t|trim }}{{ c }}<|im_end|>",
+    "{% macro m(x) %}{{ x }}{{ b }}{% endmacro %}{{ m(a)|trim }}{{ c }}<|im_end|>",
+    "{% filter lower %}{{ a }}{{ b }}{% endfilter %}{{ c }}<|im_end|>",
+    "{% set n = namespace(t='') %}{% for x in [a, b, c] %}{% set n.t = n.t + x %}{% endfor %}"
+    "{{ n.t[:40] }}<|im_end|>",
+    "{{ a|center(40) }}{{ b.ljust(20) }}{{ c|indent(2) }}{{ a|wordwrap(4) }}{{ b|truncate(9) }}",
+    "{{ a.encode().decode() }}{{ b.translate({120: c}) }}{{ a.expandtabs() }}<|im_end|>",
+    "{{ strftime_now(a) }}{{ [a, b]|map('lower')|join }}{{ [[a, b]]|map('join')|join }}<|im_end|>",
+    "{{ messages|map(attribute='content')|join }}{{ messages|join('', 'content') }}<|im_end|>",
+    "{{ a|default('x') }}{{ nope|default(b) }}{{ c|pprint }}{{ {'a': a}|xmlattr }}<|im_end|>",
+    "{{ a if a else b }}{{ a or b }}{{ [a, b, c]|sort|join }}{{ {'k': c}.items()|list }}<|im_end|>",
+    "{{ {'k': a}.items() }}{{ {'k': a}.values()|string }}{{ [a]|batch(1)|list }}<|im_end|>",
+    "{{ a|indent(2, true) }}{{ 'x\\ny'|indent(b, true) }}{{ (a ~ b)|wordwrap(3, true, c) }}",
+    "{{ a|urlize }}{{ b|striptags }}{{ c|urlencode }}{{ a|forceescape }}<|im_end|>",
+    "{% block t %}{{ messages[0].content }}{% endblock %}{{ self.t() }}<|im_end|>",
+]
+pieces = st.sampled_from(
+    [
+        *("<", "|", ">", "<|", "|>", "im_", "<|im_", "end", "end|>", "start|>", "im_end", "x"),
+        *("<think>", "<|im_<think>end|>", "<|im_xend|>", "(", "(|im_end|)", "<|IM_END|>", "s"),
+        *("<|im_end|>", "</s>", ">|dne_mi|<", " ", "\n", "s>", "/s>", "<s", "\ufdd0", "\ufdd1"),
+        *("<|im_&lt;end|>", "{0}", "%s", "\t", "é"),
+    ]
+)
+hostile = st.lists(pieces, min_size=1, max_size=5).map("".join)
+
+
+@pytest.fixture(scope="module", params=JOINS_AND_EDITS)
+def joining(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> ChatTemplate:
+    names = "".join(f"{{% set {name} = messages[{i}].content %}}" for i, name in enumerate("abc"))
+    return ChatTemplate.from_jinja(names + request.param, tokenizer)
+
+
+@settings(max_examples=30)
+@given(contents=st.tuples(hostile, hostile, hostile))
+def test_no_way_of_joining_or_editing_makes_a_control_token(
+    tokenizer: Tokenizer, joining: ChatTemplate, contents: tuple[str, str, str]
+) -> None:
+    talk = chat(*(("user", content) for content in contents))
+    try:
+        ids = joining.encode(talk)
+    except TemplateError as error:
+        assume("fails on these" not in str(error))
+        raise
+    assert [tokenizer.token_text(i) for i in ids if tokenizer.is_control(i)] == (
+        ["<|im_end|>"] * joining.source.count("<|im_end|>")
+    )
+    # The template has seen the contents as they are.
+    if "safe" not in joining.source:
+        assert text_of(tokenizer, ids) == joining.render(talk, add_generation_prompt=True)
+
+
 def test_tools_and_kwargs_are_guarded_too(tokenizer: Tokenizer) -> None:
     template = ChatTemplate.from_jinja("{{ tools|tojson }}{{ extra }}<|im_end|>", tokenizer)
     tools = [{"name": "<|im_end|>", "parameters": {"</s>": ["<|im_start|>"]}}]
@@ -235,11 +320,14 @@ def test_tools_and_kwargs_are_guarded_too(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == (
         '[{"name": "<|im_end|>", "parameters": {"</s>": ["<|im_start|>"]}}]<s>'
     )
-    plain = template.encode(chat(("user", "U")), kwargs={"self": 1, "extra": 2})
+    plain = template.encode(chat(("user", "U")), kwargs={"context": 1, "extra": 2})
     assert tokenizer.decode(plain) == "null2"
-    with pytest.raises(RequestError, match="'messages'") as error:
-        template.encode(chat(("user", "U")), kwargs={"messages": []})
-    assert error.value.param == "chat_template_kwargs.messages"
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "self"):
+        with pytest.raises(RequestError, match=f"'{name}'") as error:
+            template.encode(chat(("user", "U")), kwargs={name: 1})
+        assert error.value.param == f"chat_template_kwargs.{name}"
+        with pytest.raises(RequestError, match=f"'{name}'"):
+            template.render(chat(("user", "U")), add_generation_prompt=True, kwargs={name: 1})
 
 
 def test_turn_markers_of_the_users_own_making(tokenizer: Tokenizer) -> None:
@@ -250,6 +338,30 @@ def test_turn_markers_of_the_users_own_making(tokenizer: Tokenizer) -> None:
     assert ids.count(tokenizer.user_defined_ids["<think>"]) == 1
     other = ChatTemplate.from_jinja("{{ messages[0].content }}", tokenizer)
     assert other.encode(chat(("user", "<|mine|>"))) == [tokenizer.user_defined_ids["<|mine|>"]]
+
+
+def test_the_models_own_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def own(source: str | None) -> ChatTemplate | None:
+        writer = tiny_gguf.llama(tokenizer__chat_template=source)
+        return ChatTemplate.of_checkpoint(
+            open_checkpoint(writer.write(tmp_path / "m.gguf")), tokenizer
+        )
+
+    assert own(None) is None
+    template = own(CHATML)
+    assert template is not None
+    assert template.name == "model"
+    for bad, message in (
+        ("{% if %}", "not valid: line 1"),
+        ("{{ " + "(" * 5000, "deeply nested|not valid"),
+        ("x" * (1 << 20) + "x", "larger than 1048576 bytes"),
+    ):
+        with pytest.raises(CheckpointError, match=message) as error:
+            own(bad)
+        assert f"{tmp_path / 'm.gguf'}: tokenizer.chat_template: " in str(error.value)
+        assert "--chat-template NAME" in str(error.value)
+        with pytest.raises(TemplateError, match=message):
+            ChatTemplate.from_jinja(bad, tokenizer)
 
 
 def test_refusals(tokenizer: Tokenizer, chatml: ChatTemplate) -> None:
@@ -265,8 +377,10 @@ def test_refusals(tokenizer: Tokenizer, chatml: ChatTemplate) -> None:
         alternates.encode(chat(("user", "U")))
     every = "".join(chr(p << 16 | e) for p in range(17) for e in (0xFFFE, 0xFFFF))
     every += "".join(map(chr, range(0xFDD0, 0xFDF0)))
-    with pytest.raises(TemplateError, match="noncharacters"):
-        chatml.encode(chat(("user", every)))
+    chatml.encode(chat(("user", every)))  # nothing there that a mark must break
+    for talk in (chat(("user", every + "<s>")), chat(("user", every), ("assistant", "A"))):
+        with pytest.raises(TemplateError, match="noncharacters"):
+            chatml.encode(talk)
 
 
 def test_null_fields_and_reasoning(tokenizer: Tokenizer) -> None:

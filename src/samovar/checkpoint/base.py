@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from samovar.checkpoint.formats import Format
@@ -14,29 +15,44 @@ class TensorInfo:
     """One tensor as it lies in the file.
 
     shape: row-major, [out, in] for a matrix, [n] for a vector.
-    data: the raw blocks of `format`, rows contiguous; a view of the mapped file where the order
-    of its rows is ours, else a copy.
+    read: gives `data`.
     """
 
     name: str
     shape: tuple[int, ...]
     format: Format
-    data: memoryview
+    read: Callable[[], memoryview] = field(repr=False, compare=False)
+
+    @property
+    def data(self) -> memoryview:
+        """The raw blocks of `format`, rows contiguous.
+
+        A view of the mapped file where the order of its rows is ours, else a new copy each time.
+        """
+        return self.read()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of `data`, which is not read for it."""
+        return math.prod(self.shape) // self.format.block_elements * self.format.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
     """A vocabulary as a GGUF file states it; the text layer turns it into a tokenizer.
 
+    path: the file, for messages.
     model: `tokenizer.ggml.model`: "gpt2" is byte-level BPE, "llama" is SentencePiece.
     pre: `tokenizer.ggml.pre`, the name of the pre-tokenizer of a byte-level BPE, or None.
     token_types: one for each token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused,
     6 byte.
     merges: "left right" pairs in order of rank (BPE only).
     scores: log probabilities (SentencePiece only).
+    end_ids: every token that the file declares as the end of a text, a turn or a message.
     cache_key: names the content of this vocabulary, for what is slow to build from it.
     """
 
+    path: str
     model: str
     pre: str | None
     tokens: Sequence[str]
@@ -45,9 +61,9 @@ class TokenizerSource:
     merges: Sequence[str]
     bos_id: int | None
     eos_id: int | None
-    eot_id: int | None
     unk_id: int | None
     pad_id: int | None
+    end_ids: Sequence[int]
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -68,13 +84,24 @@ class Checkpoint(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
     @property
-    def generation(self) -> Mapping[str, Any]: ...
-
-    @property
     def tokenizer(self) -> TokenizerSource: ...
 
     @property
     def chat_template(self) -> str | None: ...
+
+    @property
+    def title(self) -> str | None:
+        """What the model calls itself."""
+        ...
+
+    @property
+    def licence(self) -> str | None:
+        """The licence that the checkpoint states."""
+        ...
+
+    def tensors(self) -> Iterable[TensorInfo]:
+        """All tensors; looking at them here does not count as use."""
+        ...
 
     def tensor(self, name: str) -> TensorInfo:
         """The tensor called `name`.  Raises MissingTensor."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from samovar.checkpoint.base import TensorInfo, TokenizerSource
 from samovar.checkpoint.gguf import GGUFFile, GGUFTensor
 from samovar.checkpoint.gguf_config import ROPE_FACTORS, read_layout
-from samovar.checkpoint.gguf_tokenizer import chat_template, end_ids, read_tokenizer
+from samovar.checkpoint.gguf_tokenizer import chat_template, read_tokenizer
 from samovar.errors import MissingTensor
 
 
@@ -25,14 +25,11 @@ class GGUFCheckpoint:
         self._file = GGUFFile(path)
         self.path = self._file.path
         self.config, self._names = read_layout(self._file)
-        self.generation: dict[str, Any] = {
-            "bos_token_id": self.config["bos_token_id"],
-            "eos_token_id": end_ids(self._file),
-            "pad_token_id": self.config["pad_token_id"],
-        }
         self.chat_template = chat_template(self._file)
         # The factors' content has become config["rope_scaling"].
         self._unused = self._names.keys() - {ROPE_FACTORS}
+        self.title = self._description("general.name")
+        self.licence = self._description("general.license")
 
     @cached_property
     def tokenizer(self) -> TokenizerSource:
@@ -41,15 +38,14 @@ class GGUFCheckpoint:
 
     def tensor(self, name: str) -> TensorInfo:
         """The tensor called `name`.  Raises MissingTensor."""
-        renamed = self._names.get(name)
-        if renamed is None:
+        if name not in self._names:
             raise MissingTensor(f"{self.path}: the file holds no tensor for {name}")
         self._unused.discard(name)
-        tensor = self._file.tensors[renamed.gguf_name]
-        data = self._file.data(tensor)
-        if renamed.rope_heads:
-            data = _half_split_rows(tensor, data, renamed.rope_heads)
-        return TensorInfo(name, tensor.shape, tensor.format, data)
+        return self._info(name)
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """All tensors; looking at them here does not count as use."""
+        return map(self._info, self._names)
 
     def has(self, name: str) -> bool:
         """Whether a tensor of that name is there; asking does not count as use."""
@@ -62,6 +58,21 @@ class GGUFCheckpoint:
     def drop_pages(self) -> None:
         """Give the file's pages in memory back to the system; what is read again is read anew."""
         self._file.drop_pages()
+
+    def _info(self, name: str) -> TensorInfo:
+        renamed = self._names[name]
+        tensor = self._file.tensors[renamed.gguf_name]
+        read = partial(_read, self._file, tensor, renamed.rope_heads)
+        return TensorInfo(name, tensor.shape, tensor.format, read)
+
+    def _description(self, key: str) -> str | None:
+        value = self._file.metadata.get(key)
+        return value if isinstance(value, str) else None
+
+
+def _read(file: GGUFFile, tensor: GGUFTensor, rope_heads: int) -> memoryview:
+    data = file.data(tensor)
+    return _half_split_rows(tensor, data, rope_heads) if rope_heads else data
 
 
 def _half_split_rows(tensor: GGUFTensor, data: memoryview, heads: int) -> memoryview:

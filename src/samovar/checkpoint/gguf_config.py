@@ -173,15 +173,21 @@ def _read_decoder(fields: Fields, vocab_size: int) -> Config:
 
 
 def _rope_scaling(fields: Fields) -> Config | None:
-    kind = fields.text("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind != "linear":
+    has_factor = fields.has("rope.scaling.factor")
+    kind = fields.text("rope.scaling.type", "linear" if has_factor else "none")
+    if kind not in ("none", "linear"):
         raise UnsupportedModel(
             f"{fields.path}: {fields.prefix}rope.scaling.type: {brief(kind)} is not supported, "
             "only none and linear"
         )
-    return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor", 1.0, 1e4)}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor", 1.0, 1e4)}
+    if has_factor and fields.number("rope.scaling.factor", 1.0, 1e4) != 1:
+        raise fields.error(
+            "rope.scaling.factor",
+            f"found {fields.get('rope.scaling.factor')}, but rope.scaling.type is none",
+        )
+    return None
 
 
 def _read_llama(fields: Fields, vocab_size: int) -> Config:

@@ -45,6 +45,7 @@ def read_tokenizer(file: GGUFFile) -> TokenizerSource:
         if wanted and token is None:
             raise fields.error(key, "this key is missing, but every text shall have that token")
     return TokenizerSource(
+        path=file.path,
         model=model,
         pre=pre,
         tokens=tokens,
@@ -57,22 +58,14 @@ def read_tokenizer(file: GGUFFile) -> TokenizerSource:
         merges=_merges(fields) if is_bpe else [],
         bos_id=bos_id,
         eos_id=eos_id,
-        eot_id=_id(fields, "eot_token_id", count),
         unk_id=_id(fields, "unknown_token_id", count),
         pad_id=_id(fields, "padding_token_id", count),
+        end_ids=_end_ids(fields, count),
         add_bos=add_bos,
         add_eos=add_eos,
         add_space_prefix=fields.truth("add_space_prefix", not is_bpe),
         cache_key=_digest(file),
     )
-
-
-def end_ids(file: GGUFFile) -> list[int]:
-    """The ids that the file declares as the end of a text, a turn or a message."""
-    fields = Fields(file.path, file.metadata, _PREFIX)
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = [fields.integer(key, 0, 2**31 - 1) for key in keys if fields.has(key)]
-    return list(dict.fromkeys(ids))
 
 
 def chat_template(file: GGUFFile) -> str | None:
@@ -83,6 +76,15 @@ def chat_template(file: GGUFFile) -> str | None:
 
 def _id(fields: Fields, key: str, count: int) -> int | None:
     return fields.integer(key, 0, count - 1) if fields.has(key) else None
+
+
+def _end_ids(fields: Fields, count: int) -> list[int]:
+    """The ids that end a text, a turn or a message; some converters give a list as well."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = [fields.integer(key, 0, count - 1) for key in keys if fields.has(key)]
+    if fields.has("eos_token_ids"):
+        ids += fields.integers("eos_token_ids", 0, count - 1)
+    return list(dict.fromkeys(ids))
 
 
 def _merges(fields: Fields) -> list[str]:

@@ -7,16 +7,63 @@ server or numpy does so inside its command, so that help and errors come at once
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from samovar.errors import SamovarError
 
 INTERRUPTED = 130
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; the exit code: 0, 1 for an error, 130 after Ctrl-C."""
+    _reopen_standard_files()
+    with _orderly_end():
+        return _main(arguments)
+
+
+def _reopen_standard_files() -> None:
+    """Gives a process that was started without stdin, stdout or stderr empty ones.
+
+    Else the next file or socket that is opened would take their place.
+    """
+    for number, name, mode in [(0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")]:
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Makes the signals that end a process exceptions, so that what was begun is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: types.FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    # One that is ignored, as under nohup, stays so.
+    taken = [n for n in END_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _main(arguments: list[str] | None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -51,9 +98,22 @@ def _run(arguments: list[str] | None) -> int:
     except Exception as error:
         # typer's own errors about the command line; where their class lives depends on its version.
         if message := getattr(error, "format_message", None):
-            return _fail(message())
+            return _fail(message() + _hint(error))
         raise
     return result if isinstance(result, int) else 0
+
+
+def _hint(error: Exception) -> str:
+    """How the command of a usage error takes what was given to it as a bare word."""
+    context = getattr(error, "ctx", None)
+    if context is None or "unexpected extra argument" not in str(error):
+        return ""
+    parameters = context.command.params
+    if any(parameter.param_type_name == "argument" for parameter in parameters):
+        return ""
+    flags = {flag for parameter in parameters for flag in parameter.opts}
+    ways = [way for way in ("-m MODEL", "--prompt TEXT") if way.split()[0] in flags]
+    return f"; use {' or '.join(ways)}" if ways else ""
 
 
 def _fail(message: str) -> int:

@@ -11,13 +11,22 @@ import typer
 from samovar.cli.options import takes_settings
 from samovar.cli.reply import Reply, load_engine, read_prompt, stream
 from samovar.config import Settings
-from samovar.errors import SamovarError, SettingError, TemplateError
+from samovar.errors import (
+    ContextOverflow,
+    RequestError,
+    SamovarError,
+    SettingError,
+    TemplateError,
+)
 
 if TYPE_CHECKING:
     from samovar.engine.engine import Engine
 
 _INTERRUPTED = 130
-_HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops a reply."
+_HELP = (
+    "/clear forgets the conversation, /exit or Ctrl-D ends it, /help shows this, "
+    "//text sends /text, Ctrl-C stops a reply."
+)
 
 
 @takes_settings("model", "sampling", "machine")
@@ -30,10 +39,13 @@ def chat(
 ) -> int:
     """Talk to a model: one turn with --prompt, otherwise a conversation."""
     message = None if prompt is None else read_prompt(prompt)
-    engine = load_engine(settings)
+    model, engine = load_engine(settings)
     if message is None:
-        return _converse(engine, settings)
-    reply = _answer(engine, settings, [{"role": "user", "content": message}])
+        return _converse(engine, settings, model.id)
+    try:
+        reply = _answer(engine, settings, [{"role": "user", "content": message}])
+    except ContextOverflow as error:
+        raise _with_hint(error, _longer(engine)) from error
     return _INTERRUPTED if reply.interrupted else 0
 
 
@@ -49,7 +61,7 @@ def generate(
     if prompt is None:
         raise SettingError("generate needs --prompt TEXT, or --prompt - for standard input.")
     text = read_prompt(prompt)
-    engine = load_engine(settings)
+    _, engine = load_engine(settings)
     tokens = engine.tokenizer.encode(text, special=True)
     if not tokens and engine.tokenizer.bos_id is not None:
         tokens = [engine.tokenizer.bos_id]  # an empty text starts from the beginning
@@ -67,12 +79,24 @@ def _answer(engine: Engine, settings: Settings, messages: Sequence[dict[str, Any
     return stream(engine, settings, tokens, param="messages")
 
 
-def _converse(engine: Engine, settings: Settings) -> int:
+def _longer(engine: Engine) -> str:
+    """How to have a longer context, if the model allows it."""
+    if engine.info.num_ctx == engine.info.max_ctx:
+        return ""
+    return f"--ctx N allows up to {engine.info.max_ctx} tokens"
+
+
+def _with_hint(error: ContextOverflow, *hints: str) -> RequestError:
+    said = ", ".join(hint for hint in hints if hint)
+    return RequestError(f"{error} ({said}.)" if said else str(error), param=error.param)
+
+
+def _converse(engine: Engine, settings: Settings, name: str) -> int:
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (gives input() its line editing)
 
-        print(f"{engine.info.path.name}. {_HELP}", file=sys.stderr)
+        print(f"{name}. {_HELP}", file=sys.stderr)
     messages: list[dict[str, Any]] = []
     while True:
         try:
@@ -83,8 +107,11 @@ def _converse(engine: Engine, settings: Settings) -> int:
                 messages.clear()
             elif line == "/help":
                 print(_HELP, file=sys.stderr)
+            elif line.startswith("/") and not line.startswith("//"):
+                raise SettingError(f"{line.split()[0]}: unknown command; /help lists them.")
             elif line:
-                reply = _turn(engine, settings, messages, line)
+                text = line.removeprefix("/")  # of //text
+                reply = _turn(engine, settings, messages, text)
                 if reply.interrupted and not interactive:
                     return _INTERRUPTED
         except KeyboardInterrupt:
@@ -101,7 +128,11 @@ def _converse(engine: Engine, settings: Settings) -> int:
 def _turn(engine: Engine, settings: Settings, messages: list[dict[str, Any]], line: str) -> Reply:
     """Answers `line`; both are added to `messages` if anything was said."""
     user = {"role": "user", "content": line}
-    reply = _answer(engine, settings, [*messages, user])
+    try:
+        reply = _answer(engine, settings, [*messages, user])
+    except ContextOverflow as error:
+        forget = "/clear forgets the conversation so far" if messages else ""
+        raise _with_hint(error, forget, _longer(engine)) from error
     if reply.text:
         messages += [user, {"role": "assistant", "content": reply.text}]
     return reply

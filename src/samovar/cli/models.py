@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samovar.cli.options import takes_settings
-from samovar.cli.progress import download_progress
+from samovar.cli.progress import progress_bar
 from samovar.cli.reply import find_model
 from samovar.config import Settings, load_settings
 from samovar.log import escape
 
 if TYPE_CHECKING:
-    from samovar.checkpoint.gguf import GGUFFile
+    from samovar.checkpoint import Checkpoint
 
 
 def pull(
@@ -24,7 +25,7 @@ def pull(
     """Download a model, unless it is there, and print where it lies."""
     from samovar import hub
 
-    with download_progress() as progress:
+    with progress_bar() as progress:
         found = hub.resolve(model, offline=load_settings().offline, progress=progress)
     print(found.path)
     return 0
@@ -53,35 +54,49 @@ def models() -> int:
 @takes_settings("model", model_argument=True)
 def info(settings: Settings) -> int:
     """Describe a model: architecture, size, formats, context, template, licence, place."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from samovar import hub
     from samovar.checkpoint import open_checkpoint
-    from samovar.checkpoint.gguf import GGUFFile
 
+    if (absent := hub.missing(settings.model)) is not None:
+        _print_rows(
+            {
+                "model": absent.alias,
+                "title": absent.title,
+                "licence": absent.licence,
+                "size": size(absent.num_bytes),
+                "file": f"not here yet; `samovar pull {absent.alias}` fetches it",
+            }
+        )
+        return 0
     model = find_model(settings)
-    file = GGUFFile(model.path)
     checkpoint = open_checkpoint(model.path)
     config = checkpoint.config
-    rows = {
+    rows: dict[str, object] = {
         "model": model.alias or model.id,
-        "title": file.metadata.get("general.name", "not stated in the file"),
+        "title": checkpoint.title or "not stated in the file",
         "architecture": config["model_type"],
-        "parameters": f"{sum(math.prod(t.shape) for t in file.tensors.values()) / 1e6:.1f} million",
-        "formats": _formats(file),
+        "parameters": f"{sum(math.prod(t.shape) for t in checkpoint.tensors()) / 1e6:.1f} million",
+        "formats": _formats(checkpoint),
         "layers": config["num_hidden_layers"],
         "context": f"{config['max_position_embeddings']} tokens",
         "vocabulary": f"{len(checkpoint.tokenizer.tokens)} tokens",
         "chat template": "none" if checkpoint.chat_template is None else "the model's own",
-        "licence": model.licence or file.metadata.get("general.license", "not stated in the file"),
+        "licence": model.licence or checkpoint.licence or "not stated in the file",
         "size": size(model.path.stat().st_size),
         "file": model.path,
     }
+    _print_rows(rows)
+    return 0
+
+
+def _print_rows(rows: Mapping[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in rows.items():
         table.add_row(name, escape(str(value)))  # what a file says must not command the terminal
     Console(highlight=False, markup=False, soft_wrap=True).print(table)
-    return 0
 
 
 def size(num_bytes: int) -> str:
@@ -90,10 +105,10 @@ def size(num_bytes: int) -> str:
     return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
 
-def _formats(file: GGUFFile) -> str:
+def _formats(checkpoint: Checkpoint) -> str:
     """The formats of the weights with their shares of the bytes, largest first."""
     num_bytes: Counter[str] = Counter()
-    for tensor in file.tensors.values():
+    for tensor in checkpoint.tensors():
         num_bytes[tensor.format.name] += tensor.num_bytes
     total = num_bytes.total() or 1
     return ", ".join(f"{name} {n / total:.1%}" for name, n in num_bytes.most_common())

@@ -1,4 +1,4 @@
-"""Progress of downloads on stderr, where that is a terminal."""
+"""Progress of long work on stderr, where that is a terminal."""
 
 from __future__ import annotations
 
@@ -6,21 +6,36 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_WIDTH_BESIDE = 52  # of everything in a bar but its text
+
 
 @contextmanager
-def download_progress() -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """Yields a function (what, bytes so far, bytes in all or None) that draws a bar, or None.
+def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yields a function (what, bytes so far, bytes in all or None) that shows how far work is.
 
-    The bar appears with the first call: where nothing is downloaded, nothing is drawn.
+    On a terminal that is a bar, which is gone in the end; elsewhere it is one line for whatever
+    is called before its first byte. Where nothing takes long, nothing is shown.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield _lines()
         return
     bar = _Bar()
     try:
         yield bar.update
     finally:
         bar.close()
+
+
+def _lines() -> Callable[[str, int, int | None], None]:
+    told: set[str] = set()
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        if done == 0 and what not in told:
+            told.add(what)
+            size = "" if total is None else f" ({total / 1e6:.0f} MB)"
+            print(f"{what}{size}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 class _Bar:
@@ -46,24 +61,37 @@ class _Bar:
             BarColumn,
             DownloadColumn,
             Progress,
+            TaskID,
+            TaskProgressColumn,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
+        from rich.table import Column
 
+        console = Console(stderr=True)
+        room = max(10, console.width - _WIDTH_BESIDE)
         progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=room),
+            ),
+            BarColumn(bar_width=10),
+            TaskProgressColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
+            transient=True,
         )
-        tasks = {}
+        tasks: dict[str, TaskID] = {}
 
         def draw(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
+                tasks[what] = progress.add_task(what, total=total, completed=done)
+            for name, task in tasks.items():  # one bar: what is under way
+                progress.update(task, visible=name == what)
             progress.update(tasks[what], completed=done, total=total)
 
         progress.start()

@@ -29,20 +29,25 @@ class Reply:
     interrupted: bool
 
 
-def load_engine(settings: Settings) -> Engine:
-    """The engine for the model of `settings`, which is downloaded when it is not there."""
+def load_engine(settings: Settings) -> tuple[LocalModel, Engine]:
+    """The model of `settings`, which is downloaded when it is not there, and its engine."""
+    from samovar.cli.progress import progress_bar
     from samovar.engine.engine import Engine
 
     model = find_model(settings)
-    return Engine.load(model.path, settings.engine_options(), sha256=model.sha256)
+    with progress_bar() as progress:
+        engine = Engine.load(
+            model.path, settings.engine_options(), sha256=model.sha256, progress=progress
+        )
+    return model, engine
 
 
 def find_model(settings: Settings) -> LocalModel:
     """The files of the model of `settings`, downloaded when they are not there."""
     from samovar import hub
-    from samovar.cli.progress import download_progress
+    from samovar.cli.progress import progress_bar
 
-    with download_progress() as progress:
+    with progress_bar() as progress:
         return hub.resolve(settings.model, offline=settings.offline, progress=progress)
 
 

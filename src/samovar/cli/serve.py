@@ -10,6 +10,6 @@ from samovar.config import Settings
 def serve(settings: Settings) -> int:
     """Serve a model over HTTP, by default at http://127.0.0.1:8377/v1."""
     from samovar import server
-    from samovar.cli.progress import download_progress
+    from samovar.cli.progress import progress_bar
 
-    return server.serve(settings, download_progress=download_progress)
+    return server.serve(settings, progress_bar=progress_bar)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from samovar.engine.engine import Engine
+    from samovar.hub import LocalModel
 
 PREFILL_TOKENS = (128, 512)
 DECODE_TOKENS = 128
@@ -43,9 +44,9 @@ def bench(
     """Measure tokens per second of reading prompts (prefill) and of writing replies (decode)."""
     runner = None
     if profile:
-        engine, runner = _timed_engine(settings)
+        model, engine, runner = _timed_engine(settings)
     else:
-        engine = load_engine(settings)
+        model, engine = load_engine(settings)
     sizes = [size for size in PREFILL_TOKENS if size < engine.info.num_ctx]
     decode_tokens = min(DECODE_TOKENS, engine.info.num_ctx - DECODE_PROMPT_TOKENS - 1)
     if not sizes or decode_tokens < 1:
@@ -54,7 +55,7 @@ def bench(
     rounds.prefill(sizes[0])  # touches all weights once
     result: dict[str, Any] = {
         "version": __version__,
-        "model": engine.info.path.name,
+        "model": model.id,
         "architecture": engine.info.architecture,
         "parameters": engine.info.num_parameters,
         "isa": engine.info.isa,
@@ -143,7 +144,7 @@ class _TimedRunner:
         return result
 
 
-def _timed_engine(settings: Settings) -> tuple[Engine, _TimedRunner]:
+def _timed_engine(settings: Settings) -> tuple[LocalModel, Engine, _TimedRunner]:
     from samovar.engine.engine import Engine
     from samovar.engine.load import load_model
 
@@ -151,7 +152,8 @@ def _timed_engine(settings: Settings) -> tuple[Engine, _TimedRunner]:
     options = settings.engine_options()
     model = load_model(found.path, options, sha256=found.sha256)
     runner = _TimedRunner(model.runner)
-    return Engine(dataclasses.replace(model, runner=cast(Any, runner)), options), runner
+    engine = Engine(dataclasses.replace(model, runner=cast(Any, runner)), options)
+    return found, engine, runner
 
 
 def _profiled(runner: _TimedRunner, measure: Callable[[], float]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import sys
 import threading
@@ -14,6 +15,8 @@ from samovar.errors import Unavailable
 
 # The engine needs the GIL for a short while after each step; the default of 5 ms is two steps long.
 SWITCH_INTERVAL_S = 0.0005
+
+logger = logging.getLogger("samovar")
 
 
 class AsyncEngine:
@@ -39,12 +42,13 @@ class AsyncEngine:
         self._thread.start()
 
     def stream(self, request: Request, *, param: str = "prompt") -> AsyncGenerator[Delta, None]:
-        """The deltas of a request, the last one with its finish reason or error.
+        """The deltas of a request; the last one of each choice has its finish reason.
 
         The request is refused here, and joins the queue when the first delta is asked for; closing
         the generator aborts it.  `param` names the field that the prompt came from.
         """
         self._refuse_if_failed()
+        self.engine.check_queue(len(self._streams))
         self.engine.check(request, param=param)
         return self._stream(request)
 
@@ -62,30 +66,38 @@ class AsyncEngine:
         return True
 
     async def close(self) -> None:
-        """Ends the thread after its current step."""
+        """Ends the thread after its current step, and with it every stream that is still open."""
         if self._thread is not None:
+            thread, self._thread = self._thread, None
             self._inbox.put(None)
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(thread.join)
+            self._fail(Unavailable("The engine was closed.", code="shutting_down"))
 
     async def _stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._refuse_if_failed()  # it may have failed since the stream was asked for
         self._streams[request.id] = deltas
-        ended = False
+        num_unfinished = request.n
         try:
             self._inbox.put(request)
-            while not ended:
+            while num_unfinished:
                 delta = await deltas.get()
                 if delta is None:
                     self._refuse_if_failed()
                     return
-                ended = bool(delta.finish_reason or delta.error)
+                if delta.error:
+                    num_unfinished = 0
+                elif delta.finish_reason:
+                    num_unfinished -= 1
                 yield delta
         finally:
             del self._streams[request.id]
-            if not ended:
+            if num_unfinished:
                 self._inbox.put(request.id)
 
     def _refuse_if_failed(self) -> None:
+        if isinstance(self.failure, Unavailable):
+            raise self.failure
         if self.failure is not None:
             raise Unavailable(
                 "The engine has stopped after a fault; see the server's log.", code="engine_error"
@@ -98,7 +110,7 @@ class AsyncEngine:
                 stream.put_nowait(delta)
 
     def _fail(self, failure: BaseException) -> None:
-        self.failure = failure
+        self.failure = self.failure or failure
         for stream in self._streams.values():
             stream.put_nowait(None)
 
@@ -109,25 +121,22 @@ class AsyncEngine:
                 deltas = self.engine.step()
                 if deltas:
                     self._post(self._deliver, deltas)
+            self.engine.close()
         except BaseException as failure:  # the thread must never end in silence
+            logger.critical("the engine has stopped after a fault", exc_info=failure)
             self._post(self._fail, failure)
-            raise
 
     def _take_messages(self) -> bool:
         """Applies what has arrived, waiting while the engine is idle; False once it shall end."""
-        while True:
-            stats = self.engine.stats()
-            idle = not stats.running and not stats.waiting
-            try:
-                message = self._inbox.get(block=idle)
-            except queue.Empty:
-                return True
+        while self.engine.is_idle or not self._inbox.empty():
+            message = self._inbox.get()
             if message is None:
                 return False
             if isinstance(message, Request):
                 self.engine.submit(message)
             else:
                 self.engine.abort(message)
+        return True
 
     def _post(self, callback: object, argument: object) -> None:
         assert self._loop is not None

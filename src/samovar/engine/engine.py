@@ -5,22 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from samovar.engine.blocks import BlockPool
-from samovar.engine.load import EngineOptions, LoadedModel, load_model
+from samovar.engine.load import EngineOptions, LoadedModel, Progress, load_model
+from samovar.engine.pace import Pace
+from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Delta, Request
+from samovar.engine.sampler import Draw, Drawn, Sampler
 from samovar.engine.scheduler import Chunk, Scheduler
 from samovar.engine.sequence import Sequence
-from samovar.engine.step import sampling_arrays, step_arrays
-from samovar.errors import ContextOverflow, RequestError
+from samovar.engine.speculate import Speculation
+from samovar.engine.step import step_arrays
+from samovar.errors import ContextOverflow, QueueFull, RequestError
+
+NOT_FINITE = "The model computed a value that is not a finite number."
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of counters.
 
+    blocks_used: held by running sequences.  blocks_cached: kept for later prompts only.
     preemptions: how often a sequence had to give its blocks back.
     last_step_at: a time.monotonic() moment.
     """
@@ -28,6 +36,7 @@ class EngineStats:
     running: int
     waiting: int
     blocks_used: int
+    blocks_cached: int
     blocks_total: int
     preemptions: int
     steps: int
@@ -48,32 +57,54 @@ class Engine:
         self.template = model.template
         self.end_ids = model.end_ids
         self._runner = model.runner
-        self._pool = BlockPool(model.num_blocks)
+        self._sampler = Sampler(model.runner)
+        self._disk = model.disk
+        self._num_blocks = model.num_blocks
+        self._tree = PrefixTree(BlockPool(model.num_blocks), model.disk)
         self._scheduler = Scheduler(
-            self._pool, batch=options.batch, max_sequences=options.max_sequences
+            self._tree, max_sequences=options.max_sequences, copy_block=model.cache.copy_block
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._pace = Pace(options.batch, options.max_step_ms / 1000)
+        self._speculation = Speculation(options.speculate)
+        self._max_requests = options.max_sequences + options.max_queue
+        self._sequences: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self._steps = 0
         self._tokens_computed = 0
         self._last_step_at = time.monotonic()
 
     @classmethod
     def load(
-        cls, path: Path, options: EngineOptions | None = None, *, sha256: str | None = None
+        cls,
+        path: Path,
+        options: EngineOptions | None = None,
+        *,
+        sha256: str | None = None,
+        progress: Progress | None = None,
     ) -> Engine:
-        """An engine for the model file at `path`; see `load_model` for the errors."""
+        """An engine for the model file at `path`; see `load_model`."""
         options = options or EngineOptions()
-        return cls(load_model(path, options, sha256=sha256), options)
+        return cls(load_model(path, options, sha256=sha256, progress=progress), options)
 
     def check(self, request: Request, *, param: str = "prompt") -> None:
         """Raises what `submit` would raise; thread-safe.  `param` names the field in the error."""
         if len(request.prompt) >= self.info.num_ctx:
             raise ContextOverflow(len(request.prompt), self.info.num_ctx, param=param)
         vocab_size = self.tokenizer.vocab_size
+        for token, _ in request.sampling.logit_bias:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"logit_bias names token {token}; this model has 0 to {vocab_size - 1}.",
+                    param="logit_bias",
+                )
         if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
             raise RequestError(
                 f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
             )
+
+    def check_queue(self, num_requests: int) -> None:
+        """Raises QueueFull if one more than `num_requests` is too many; thread-safe."""
+        if num_requests >= self._max_requests:
+            raise QueueFull(self._scheduler.num_waiting)
 
     def submit(self, request: Request) -> None:
         """Queues a request; its id must not be in use."""
@@ -81,27 +112,41 @@ class Engine:
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is in use")
         seq = Sequence(request, self.tokenizer, self.info.num_ctx)
-        self._sequences[request.id] = seq
+        self._sequences[request.id] = [seq]
         self._scheduler.add(seq)
 
     def abort(self, request_id: str) -> None:
         """Drops a request wherever it is, at once; an unknown id is one that has ended already."""
-        seq = self._sequences.pop(request_id, None)
-        if seq is not None:
+        for seq in self._sequences.pop(request_id, []):
             self._scheduler.remove(seq)
+
+    def abort_all(self) -> None:
+        """Drops every request."""
+        for request_id in list(self._sequences):
+            self.abort(request_id)
+
+    def close(self) -> None:
+        """Drops every request and writes what is still to be kept on disk."""
+        self.abort_all()
+        if self._disk is not None:
+            self._disk.close()
 
     def step(self) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do."""
-        chunks = self._scheduler.schedule()
+        started = time.monotonic()
+        num_replies = self._scheduler.num_decoding
+        chunks = self._scheduler.schedule(
+            self._pace.budget(num_replies), self._speculation.draft_budget(num_replies)
+        )
         if not chunks:
             return None
-        bad_rows = self._runner.run(**step_arrays(chunks))
+        bad_rows = set(self._runner.run(**step_arrays(chunks)).tolist())
         self._scheduler.commit(chunks)
-        deltas = self._fail(chunks, bad_rows.tolist()) if len(bad_rows) else []
-        deltas += self._sample([chunk for chunk in chunks if chunk.reaches_end])
+        deltas = self._finish_step(chunks, bad_rows)
         self._steps += 1
         self._tokens_computed += sum(chunk.count for chunk in chunks)
         self._last_step_at = time.monotonic()
+        self._learn(chunks, self._last_step_at - started)
         return deltas
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Delta]]:
@@ -113,20 +158,26 @@ class Engine:
                 live.add(request.id)
             while live:
                 for request_id, delta in self.step() or []:
-                    if delta.finish_reason or delta.error:
+                    if request_id not in self._sequences:
                         live.discard(request_id)
                     yield request_id, delta
         finally:
             for request_id in live:
                 self.abort(request_id)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do until a request comes."""
+        return not self._sequences
+
     def stats(self) -> EngineStats:
         """Counters for operators; thread-safe, since each is read once."""
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            blocks_used=self._pool.num_blocks - self._pool.num_free,
-            blocks_total=self._pool.num_blocks,
+            blocks_used=self._num_blocks - self._tree.num_available,
+            blocks_cached=self._tree.num_idle,
+            blocks_total=self._num_blocks,
             preemptions=self._scheduler.num_preemptions,
             steps=self._steps,
             tokens_computed=self._tokens_computed,
@@ -137,32 +188,110 @@ class Engine:
         """Switches the profile of native operations on or off and returns what it holds."""
         return self._runner.profile(enabled)
 
+    def forget(self) -> None:
+        """Empties the cache of prefixes that no running request holds."""
+        self._tree.forget()
+
     def check_blocks(self) -> None:
         """Asserts that no block is lost or shared; for idle moments and tests."""
-        self._pool.check([block for seq in self._scheduler for block in seq.blocks])
+        self._scheduler.check()
 
-    def _sample(self, chunks: list[Chunk]) -> list[tuple[str, Delta]]:
-        if not chunks:
-            return []
-        tokens = self._runner.sample(**sampling_arrays(chunks)).tolist()
-        deltas = []
-        for chunk, token in zip(chunks, tokens, strict=True):
-            request_id = chunk.seq.request.id
-            if request_id not in self._sequences:
-                continue  # failed in this very step
-            delta = chunk.seq.append(token)
-            deltas.append((request_id, delta))
-            if delta.finish_reason:
-                self.abort(request_id)
-        return deltas
-
-    def _fail(self, chunks: list[Chunk], bad_rows: list[int]) -> list[tuple[str, Delta]]:
-        deltas = []
-        start = 0
+    def _finish_step(self, chunks: list[Chunk], bad_rows: set[int]) -> list[tuple[str, Delta]]:
+        """Samples after every chunk that reached its end, and ends what has ended."""
+        deltas: list[tuple[str, Delta]] = []
+        draws: list[Draw] = []
+        num_rows = num_logit_rows = 0
         for chunk in chunks:
-            if any(start <= row < start + chunk.count for row in bad_rows):
-                message = "The model computed a value that is not a finite number."
-                deltas.append((chunk.seq.request.id, chunk.seq.fail(message)))
-                self.abort(chunk.seq.request.id)
-            start += chunk.count
+            seq = chunk.seq
+            rows = range(num_rows, num_rows + chunk.count)
+            num_rows += chunk.count
+            bad = [i for i, row in enumerate(rows) if row in bad_rows]
+            if bad and bad[0] < chunk.count - len(chunk.drafts):
+                deltas.append((seq.request.id, seq.fail(NOT_FINITE)))
+                self.abort(seq.request.id)
+            else:
+                if chunk.reads_logprobs:
+                    self._read_prompt_logprobs(chunk, num_logit_rows)
+                if chunk.reaches_end and seq.request.prompt_only:
+                    deltas.append((seq.request.id, seq.finish_prompt()))
+                    self._end(seq)
+                elif chunk.reaches_end:
+                    draws += self._draws(chunk, num_logit_rows + chunk.num_logit_rows - 1, bad)
+            num_logit_rows += chunk.num_logit_rows
+        draws = [draw for draw in draws if draw.seq.request.id in self._sequences]
+        if draws:
+            drawn = self._sampler.sample(draws)
+            for seq, own in groupby(drawn, key=lambda each: each.draw.seq):
+                deltas += self._accept(seq, list(own))
         return deltas
+
+    def _draws(self, chunk: Chunk, last_row: int, bad: list[int]) -> list[Draw]:
+        """The tokens to sample after a chunk whose last row of logits is `last_row`."""
+        first_row = last_row - len(chunk.drafts)
+        # A draft that leads to no finite number is none: its row and those after it are left out.
+        num_good = bad[0] - chunk.count + len(chunk.drafts) if bad else len(chunk.drafts)
+        draws = [Draw(chunk.seq, first_row + i, chunk.drafts[:i]) for i in range(num_good + 1)]
+        return draws + [Draw(other, first_row) for other in self._fork(chunk.seq)]
+
+    def _read_prompt_logprobs(self, chunk: Chunk, first_row: int) -> None:
+        """Each row of the chunk foretells the prompt token after it."""
+        seq = chunk.seq
+        targets = seq.request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
+        rows = range(first_row, first_row + len(targets))
+        tops = [seq.request.prompt_logprobs or 0] * len(targets)
+        seq.prompt_logprobs += self._sampler.logprobs(rows, targets, tops)
+
+    def _fork(self, lead: Sequence) -> list[Sequence]:
+        """The further choices of a request whose prompt was just read, if it has any."""
+        request = lead.request
+        if lead.choice or lead.num_reply or request.n == 1:
+            return []
+        others = [
+            Sequence(request, self.tokenizer, self.info.num_ctx, choice=choice, lead=lead)
+            for choice in range(1, request.n)
+        ]
+        for other in others:
+            other.start_as(lead)
+        self._sequences[request.id] += others
+        self._scheduler.add_first(others)
+        return others
+
+    def _accept(self, seq: Sequence, drawn: list[Drawn]) -> list[tuple[str, Delta]]:
+        """Appends the first token drawn, and further ones as long as the drafts were right."""
+        deltas = []
+        drafts = drawn[-1].draw.drafted
+        accepted = 0
+        for i, each in enumerate(drawn):
+            delta = seq.append(each.token, each.logprob)
+            deltas.append((seq.request.id, delta))
+            if delta.finish_reason:
+                self._end(seq)
+                break
+            if i == len(drafts) or each.token != drafts[i]:
+                break
+            accepted += 1
+            seq.computed += 1
+        seq.last_accepted = accepted
+        seq.num_accepted += accepted
+        seq.num_rejected += len(drafts) - accepted
+        if accepted and not deltas[-1][1].finish_reason:
+            self._scheduler.keep(seq)
+        return deltas
+
+    def _end(self, seq: Sequence) -> None:
+        self._scheduler.remove(seq)
+        choices = self._sequences[seq.request.id]
+        choices.remove(seq)
+        if not choices:
+            del self._sequences[seq.request.id]
+
+    def _learn(self, chunks: list[Chunk], seconds: float) -> None:
+        replies = [chunk for chunk in chunks if chunk.is_reply]
+        num_prompt_tokens = sum(chunk.count for chunk in chunks if not chunk.is_reply)
+        drafting = [chunk for chunk in replies if chunk.drafts]
+        if not drafting:
+            self._pace.note(len(replies), num_prompt_tokens, seconds)
+        if not num_prompt_tokens:
+            drafted = sum(len(chunk.drafts) for chunk in drafting)
+            accepted = sum(chunk.seq.last_accepted for chunk in drafting)
+            self._speculation.note(drafted, accepted, len(drafting), seconds)

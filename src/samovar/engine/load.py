@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias, TypedDict
 
 from samovar import _native as native
 from samovar.cache import cache_directory
-from samovar.checkpoint import open_checkpoint
+from samovar.checkpoint import Checkpoint, open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
-from samovar.engine.fingerprint import fingerprint, remembered_sha256
-from samovar.errors import MemoryLimit, SettingError
+from samovar.engine.disk import DiskTier
+from samovar.engine.fingerprint import NUMERICS, fingerprint, remembered_sha256
+from samovar.engine.scheduler import PROMPT_LOGIT_ROWS
+from samovar.engine.speculate import MOST_DRAFTS
+from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
 from samovar.models import LoadedProgram, load_program
 from samovar.text.template import ChatTemplate
 from samovar.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_CTX = 4096
+LONG_S = 1.0  # loading that takes longer shows its progress
 KV_SHARE_OF_FREE_MEMORY = 4  # the pool takes one part in so many, if one context needs no more
 
 
@@ -25,6 +31,11 @@ class EngineOptions:
     """How to run a model; 0 and None mean that the machine and the model decide.
 
     ctx: tokens of prompt and reply.  kv: "bf16", "f32" or "q8".  batch: prompt tokens a step.
+    max_queue: requests that may wait besides those that run.
+    speculate: "auto" guesses replies ahead from their own text as long as it pays, "ngram" always,
+        "off" never; the bytes are the same.
+    cache_dir: where blocks of the KV cache are kept on disk, at most `cache_disk_gb` of them.
+    max_step_ms: how long a step may last while replies wait for their next token.
     isa: name of a kernel table.  chat_template: a name or a file.
     eos: ids that replace the model's own end tokens.
     """
@@ -35,6 +46,11 @@ class EngineOptions:
     batch: int = 256
     isa: str | None = None
     max_sequences: int = 32
+    cache_dir: str | None = None
+    cache_disk_gb: float = 10.0
+    max_step_ms: int = 100
+    max_queue: int = 256
+    speculate: str = "auto"
     chat_template: str | None = None
     eos: tuple[int, ...] = ()
 
@@ -55,9 +71,22 @@ class ModelInfo:
     threads: int
     batch: int
     weight_bytes: int
+    buffer_bytes: int
     kv_bytes: int
     load_s: float
     fingerprint: str
+
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+
+
+class KvShape(TypedDict):
+    """What the bytes of a KV block depend on."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +95,25 @@ class LoadedModel:
 
     info: ModelInfo
     runner: native.Runner
+    cache: native.KvCache
     tokenizer: Tokenizer
     template: ChatTemplate | None
     end_ids: frozenset[int]
     num_blocks: int
+    disk: DiskTier | None
 
 
-def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    options: EngineOptions,
+    *,
+    sha256: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
     """Reads, checks, packs and plans a model.
 
-    sha256: the file's, where it is known already.
+    sha256: the file's, where it is known already.  progress: called with what is under way, the
+    bytes done and the bytes in all, once loading turns out to be long.
     Raises CheckpointError, UnsupportedModel, MemoryLimit, SettingError.
     """
     started = time.monotonic()
@@ -85,19 +123,25 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
     _refuse_if_larger_than_memory(path, file_bytes)
 
     tokenizer = Tokenizer.build(checkpoint.tokenizer, cache_dir=cache_directory())
-    template = _template(options.chat_template, checkpoint.chat_template, tokenizer)
+    template = _template(options.chat_template, checkpoint, tokenizer)
     pool = native.Pool(options.threads or native.usable_cores())
     program = load_program(
         checkpoint,
-        kernels=kernels,
         pool=pool,
         arena=native.Arena(),
-        max_tokens=options.batch + options.max_sequences,
-        max_logit_rows=options.max_sequences,
+        max_tokens=options.batch + options.max_sequences + MOST_DRAFTS + PROMPT_LOGIT_ROWS,
+        max_logit_rows=options.max_sequences + MOST_DRAFTS + PROMPT_LOGIT_ROWS,
         max_sequences=options.max_sequences,
+        progress=_once_long(progress, path, started),
     )
+    if program.vocab_size != tokenizer.vocab_size:
+        raise UnsupportedModel(
+            f"{path}: the model predicts {program.vocab_size} tokens, but its vocabulary has "
+            f"{tokenizer.vocab_size}."
+        )
     num_ctx = _context(options.ctx, program.max_ctx)
     cache = _kv_cache(program, num_ctx, options)
+    digest = sha256 or remembered_sha256(path)
     template_text = None if template is None else template.source
     info = ModelInfo(
         path=path,
@@ -112,18 +156,34 @@ def load_model(path: Path, options: EngineOptions, *, sha256: str | None = None)
         threads=pool.threads,
         batch=options.batch,
         weight_bytes=program.weight_bytes,
+        buffer_bytes=program.buffer_bytes,
         kv_bytes=cache.nbytes,
         load_s=time.monotonic() - started,
-        fingerprint=fingerprint(sha256 or remembered_sha256(path), options.kv, template_text),
+        fingerprint=fingerprint(digest, options.kv, template_text),
     )
     return LoadedModel(
         info=info,
         runner=native.Runner(program.native, cache, kernels, pool),
+        cache=cache,
         tokenizer=tokenizer,
         template=template,
         end_ids=_end_ids(options.eos, tokenizer, template),
         num_blocks=cache.num_blocks,
+        disk=_disk_tier(options, digest, cache),
     )
+
+
+def _once_long(
+    progress: Progress | None, path: Path, started: float
+) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+
+    def report(done: int, total: int) -> None:
+        if time.monotonic() - started > LONG_S:
+            progress(f"loading {path.name}", done, total)
+
+    return report
 
 
 def _kernels(isa: str | None) -> native.Kernels:
@@ -134,13 +194,13 @@ def _kernels(isa: str | None) -> native.Kernels:
 
 
 def _template(
-    wanted: str | None, models_own: str | None, tokenizer: Tokenizer
+    wanted: str | None, checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> ChatTemplate | None:
     if wanted is not None:
         if wanted in ChatTemplate.names():
             return ChatTemplate.named(wanted, tokenizer)
         return ChatTemplate.from_file(Path(wanted), tokenizer)
-    return None if models_own is None else ChatTemplate.from_jinja(models_own, tokenizer)
+    return ChatTemplate.of_checkpoint(checkpoint, tokenizer)
 
 
 def _end_ids(
@@ -175,25 +235,36 @@ def _refuse_if_larger_than_memory(path: Path, file_bytes: int) -> None:
 
 
 def _kv_cache(program: LoadedProgram, num_ctx: int, options: EngineOptions) -> native.KvCache:
-    def reserve(num_blocks: int) -> native.KvCache:
-        return native.KvCache(
-            layers=program.layers,
-            kv_heads=program.kv_heads,
-            head_dim=program.head_dim,
-            num_blocks=num_blocks,
-            dtype=options.kv,
-        )
+    shape: KvShape = {
+        "layers": program.layers,
+        "kv_heads": program.kv_heads,
+        "head_dim": program.head_dim,
+        "dtype": options.kv,
+    }
+    block_bytes = native.KvCache.block_bytes_for(**shape)
+    free = native.available_memory() - program.buffer_bytes  # reserved, but not touched yet
+    num_blocks = _plan_blocks(num_ctx, options.max_sequences, block_bytes, free)
+    return native.KvCache(num_blocks=num_blocks, **shape)
 
-    block_bytes = reserve(1).block_bytes
-    return reserve(_plan_blocks(num_ctx, options.max_sequences, block_bytes))
+
+def _disk_tier(options: EngineOptions, model_sha256: str, cache: native.KvCache) -> DiskTier | None:
+    if options.cache_dir is None:
+        return None
+    identity = f"{model_sha256} {NUMERICS} {options.kv}"
+    try:
+        max_bytes = int(options.cache_disk_gb * 2**30)
+        return DiskTier(Path(options.cache_dir), identity, max_bytes, cache)
+    except OSError as error:
+        raise SettingError(
+            f"--cache-dir {options.cache_dir} cannot be used: {error.strerror}.", param="cache_dir"
+        ) from error
 
 
-def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int) -> int:
+def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int, free: int) -> int:
     """Blocks of the KV pool: at least one context, at most what all sequences can use."""
     one = blocks_for(num_ctx)
-    free = native.available_memory()
     if one * block_bytes > free:
-        fits = free // block_bytes * BLOCK_TOKENS
+        fits = max(0, free // block_bytes * BLOCK_TOKENS)
         raise MemoryLimit(
             f"The KV cache of one context of {num_ctx} tokens needs "
             f"{one * block_bytes / 2**20:.0f} MiB, but only {free / 2**20:.0f} MiB are free: "

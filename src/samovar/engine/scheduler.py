@@ -3,42 +3,67 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from samovar.engine.blocks import BlockPool, blocks_for
+from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
+from samovar.engine.prefix import Node, PrefixTree
 from samovar.engine.sequence import Sequence
+
+PROMPT_LOGIT_ROWS = 32  # logits of a prompt that are read in one step
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, start + count) of a sequence, computed in one step."""
+    """Positions [start, start + count) of a sequence, computed in one step.
+
+    drafts: guesses at the tokens after the sequence's last one, computed along with it.
+    reads_logprobs: whether the logits of all its positions are wanted.
+    """
 
     seq: Sequence
     start: int
     count: int
+    drafts: tuple[int, ...] = ()
+    reads_logprobs: bool = False
 
     @property
     def reaches_end(self) -> bool:
         """Whether the next token can be sampled after this chunk."""
-        return self.start + self.count == len(self.seq.tokens)
+        return self.start + self.count >= len(self.seq.tokens)
+
+    @property
+    def num_logit_rows(self) -> int:
+        if self.reads_logprobs:
+            return self.count
+        return 1 + len(self.drafts) if self.reaches_end else 0
+
+    @property
+    def is_reply(self) -> bool:
+        """Whether it computes one token, and guesses at most, of a sequence that decodes."""
+        return self.count == 1 + len(self.drafts)
 
 
 class Scheduler:
-    """Continuous batching over one pool of blocks.  Engine thread only.
+    """Continuous batching over one tree of cached prefixes.  Engine thread only.
 
-    Every running sequence with one pending token takes part in every step; `batch` tokens less
-    those rows, but at least one, are shared by the prompts that are still being read: each gets a
-    fair part, what is left goes to the oldest.  When a reply needs a block and none is free, the
-    youngest running sequence gives its blocks back and waits; its tokens stay, and since a result
-    does not depend on how a prompt is cut, its reply does not change.  The oldest is never the one
-    to wait, and the pool holds at least one full context: so every request ends.
+    Every running sequence with one pending token takes part in every step; a budget of prompt
+    tokens, at least one, is shared by the prompts that are still being read: each gets a fair
+    part, what is left goes to the oldest.  Of several prompts that go on with the same block of
+    tokens only the oldest computes it; the others find it in the tree afterwards.
+
+    When a reply needs a block and none can be had, the youngest running sequence gives its blocks
+    back and waits; its tokens stay, and since a result does not depend on how a prompt is cut, its
+    reply does not change.  The oldest is never the one to wait, and the pool holds at least
+    one full context: so every request ends.
     """
 
-    def __init__(self, pool: BlockPool, *, batch: int, max_sequences: int) -> None:
-        self.pool = pool
-        self._batch = batch
+    def __init__(
+        self, tree: PrefixTree, *, max_sequences: int, copy_block: Callable[[int, int], None]
+    ) -> None:
+        self.tree = tree
         self._max_sequences = max_sequences
+        self._copy_block = copy_block
         self._running: list[Sequence] = []  # oldest first
         self._waiting: deque[Sequence] = deque()  # oldest first
         self.num_preemptions = 0
@@ -46,6 +71,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences that wait for one more token of their reply."""
+        return sum(seq.pending == 1 for seq in self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -58,38 +88,52 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         self._waiting.append(seq)
 
+    def add_first(self, seqs: list[Sequence]) -> None:
+        """Puts further choices of a running request before all that wait."""
+        self._waiting.extendleft(reversed(seqs))
+
     def remove(self, seq: Sequence) -> None:
-        """Takes a sequence out for good, wherever it is, and its blocks back."""
+        """Takes a sequence out for good, wherever it is; what it computed stays in the tree."""
         if seq in self._running:
             self._running.remove(seq)
+            self._keep_partial_block(seq)
             self._release(seq)
         else:
             self._waiting.remove(seq)
 
-    def schedule(self) -> list[Chunk]:
-        """The chunks of the next step, oldest sequence first; empty when there is nothing to do."""
+    def schedule(self, budget: int, draft_budget: int = 0) -> list[Chunk]:
+        """The chunks of the next step, oldest sequence first; empty when there is nothing to do.
+
+        budget: prompt tokens that the step may compute besides one token of each reply.
+        draft_budget: guesses that the step may check, in equal parts for all replies.
+        """
         self._grow_replies()
         self._admit()
-        return self._share()
+        return self._share(max(1, budget), draft_budget)
 
     def commit(self, chunks: list[Chunk]) -> None:
-        """Notes that the chunks were computed."""
+        """Notes that the chunks were computed; completed blocks enter the tree."""
         for chunk in chunks:
-            chunk.seq.computed = chunk.start + chunk.count
+            chunk.seq.computed = chunk.start + chunk.count - len(chunk.drafts)
+            self.keep(chunk.seq)
+
+    def check(self) -> None:
+        """Asserts that every block is free, private to one sequence, or in the tree."""
+        self.tree.check(private=[block for seq in self for block in seq.blocks])
 
     def _grow_replies(self) -> None:
         # Prompts own all their blocks since they were admitted; only replies grow.
         for seq in list(self._running):
             if seq not in self._running:
                 continue  # gave way to an older one in this loop
-            need = blocks_for(len(seq.tokens)) - len(seq.blocks)
-            while need > self.pool.num_free:
+            need = blocks_for(len(seq.tokens)) - len(seq.path) - len(seq.blocks)
+            while need > self.tree.num_available:
                 youngest = self._running[-1]
                 self._give_way(youngest)
                 if youngest is seq:
                     break
             else:
-                seq.blocks += self.pool.take(need)
+                seq.blocks += self.tree.take(need)
 
     def _give_way(self, seq: Sequence) -> None:
         self.num_preemptions += 1
@@ -98,32 +142,143 @@ class Scheduler:
         self._waiting.appendleft(seq)  # older than all that wait, for it ran
 
     def _release(self, seq: Sequence) -> None:
-        self.pool.give_back(seq.blocks)
-        seq.blocks = []
-        seq.computed = 0
+        if seq.reads_prompt_logprobs:
+            seq.prompt_logprobs.clear()  # cached blocks hold no logits: it begins again
+        self.tree.release(seq.path)
+        self.tree.give_back(seq.blocks)
+        seq.path, seq.blocks, seq.computed = [], [], 0
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_sequences:
-            need = blocks_for(len(self._waiting[0].tokens))
-            if need > self.pool.num_free:
-                return  # in order: a small request never overtakes a large one for ever
+            # In order: a small request never overtakes a large one for ever.
+            if not self._place(self._waiting[0]):
+                return
             seq = self._waiting.popleft()
-            seq.blocks = self.pool.take(need)
             seq.start()
             self._running.append(seq)
 
-    def _share(self) -> list[Chunk]:
-        prompts = [seq for seq in self._running if seq.pending > 1]
-        budget = max(1, self._batch - (len(self._running) - len(prompts)))
-        counts = {id(seq): 1 for seq in self._running if seq.pending == 1}
+    def _place(self, seq: Sequence) -> bool:
+        """Gives a sequence what the tree has of it and blocks for the rest, or nothing."""
+        node = self._root(seq)
+        while seq.can_reuse(len(seq.path)) and (
+            child := self.tree.child(node, seq.tokens, len(seq.path) * BLOCK_TOKENS)
+        ):
+            self.tree.hold(child)
+            seq.path.append(child)
+            node = child
+        need = blocks_for(len(seq.tokens)) - len(seq.path)
+        if need > self.tree.num_available:
+            self._release(seq)
+            return False
+        seq.computed = len(seq.path) * BLOCK_TOKENS
+        self._copy_partial_block(seq, node, need)
+        if seq.cached is None:
+            seq.cached = seq.computed
+        return True
+
+    def _copy_partial_block(self, seq: Sequence, node: Node, need: int) -> None:
+        """Takes `need` blocks and copies into the first what another one has of its tokens."""
+        start = len(seq.path)
+        donor, count = self.tree.best_partial(
+            node, seq.tokens[start * BLOCK_TOKENS : seq.num_reusable]
+        )
+        lead = seq.lead
+        if lead is not None and len(lead.block_ids) > start:
+            # Further choices begin where the first has read the prompt to its end.
+            shared = min(seq.num_prompt, lead.computed) - start * BLOCK_TOKENS
+            if shared > 0 and shared >= count:
+                seq.blocks = self.tree.take(need)
+                self._copy_block(lead.block_ids[start], seq.blocks[0])
+                seq.computed += shared
+                return
+        if donor is not None and (donor.holders or need < self.tree.num_available):
+            self.tree.hold(donor)  # it must not leave before its tokens are copied
+            seq.blocks = self.tree.take(need)
+            self._copy_block(donor.block, seq.blocks[0])
+            self.tree.release([donor])
+            seq.computed += count
+        else:
+            seq.blocks = self.tree.take(need)
+
+    def _adopt(self, seq: Sequence) -> None:
+        """Takes over the blocks of its prompt that others have completed meanwhile."""
+        while seq.can_reuse(len(seq.path)) and (
+            child := self.tree.child(self._tip(seq), seq.tokens, len(seq.path) * BLOCK_TOKENS)
+        ):
+            self.tree.hold(child)
+            seq.path.append(child)
+            self.tree.give_back([seq.blocks.pop(0)])
+            gained = len(seq.path) * BLOCK_TOKENS - seq.computed
+            seq.computed += gained
+            if not seq.num_reply:
+                seq.cached = (seq.cached or 0) + gained
+
+    def keep(self, seq: Sequence) -> None:
+        """Puts the blocks that a sequence has completed into the tree."""
+        while len(seq.path) < seq.computed // BLOCK_TOKENS:
+            start = len(seq.path) * BLOCK_TOKENS
+            tokens = tuple(seq.tokens[start : start + BLOCK_TOKENS])
+            seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
+
+    def _keep_partial_block(self, seq: Sequence) -> None:
+        start = len(seq.path) * BLOCK_TOKENS
+        if seq.computed > start:
+            tokens = tuple(seq.tokens[start : seq.computed])
+            seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
+
+    def _root(self, seq: Sequence) -> Node:
+        return self.tree.root(seq.request.owner)
+
+    def _tip(self, seq: Sequence) -> Node:
+        return seq.path[-1] if seq.path else self._root(seq)
+
+    def _share(self, budget: int, draft_budget: int) -> list[Chunk]:
+        counts: dict[int, int] = {}
+        prompts: list[Sequence] = []
+        claims: set[tuple[int, tuple[int, ...]]] = set()
+        for seq in self._running:
+            if seq.pending > 1:
+                self._adopt(seq)
+            if seq.pending == 1:
+                counts[id(seq)] = 1
+                continue
+            start = len(seq.path) * BLOCK_TOKENS
+            claim = (id(self._tip(seq)), tuple(seq.tokens[start : start + BLOCK_TOKENS]))
+            if claim in claims and seq.can_reuse(len(seq.path)):
+                continue  # an older one computes this very block; it will be in the tree
+            claims.add(claim)
+            prompts.append(seq)
         fair = budget // (2 * len(prompts)) if prompts else 0
+        logit_budget = PROMPT_LOGIT_ROWS
         for seq in prompts:
             counts[id(seq)] = min(seq.pending, fair)
-        budget -= sum(counts[id(seq)] for seq in prompts)
+            if seq.reads_prompt_logprobs:
+                counts[id(seq)] = min(seq.pending, max(1, fair), logit_budget)
+                logit_budget -= counts[id(seq)]
+            budget -= counts[id(seq)]
         for seq in prompts:
-            extra = min(seq.pending - counts[id(seq)], budget)
+            if seq.reads_prompt_logprobs:
+                continue
+            extra = max(0, min(seq.pending - counts[id(seq)], budget))
             counts[id(seq)] += extra
             budget -= extra
-        return [
-            Chunk(seq, seq.computed, counts[id(seq)]) for seq in self._running if counts[id(seq)]
-        ]
+        most_drafts = draft_budget // max(1, self.num_decoding)
+        chunks = []
+        for seq in self._running:
+            drafts = self._draft(seq, most_drafts) if seq.pending == 1 else ()
+            if count := counts.get(id(seq)):
+                reads_logprobs = seq.reads_prompt_logprobs
+                count += len(drafts)
+                chunks.append(Chunk(seq, seq.computed, count, drafts, reads_logprobs))
+        return chunks
+
+    def _draft(self, seq: Sequence, most: int) -> tuple[int, ...]:
+        """Guesses for one reply, with blocks for them if they can be had without a sacrifice."""
+        most = min(most, seq.num_room - 1)  # the last token of a reply is never computed
+        drafts = seq.ngrams.propose(seq.tokens, most) if most > 0 else ()
+        need = blocks_for(len(seq.tokens) + len(drafts)) - len(seq.path) - len(seq.blocks)
+        if need > 0:
+            if need > self.tree.num_available:
+                return ()
+            seq.blocks += self.tree.take(need)
+        return drafts

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
-from samovar.engine.request import Delta, FinishReason, Request, Usage
+from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.prefix import Node
+from samovar.engine.request import Delta, FinishReason, Request, TokenLogprob, Usage
+from samovar.engine.speculate import NGrams
 from samovar.text.detokenizer import Detokenizer
 from samovar.text.stops import StopMatcher
 from samovar.text.tokenizer import Tokenizer
@@ -16,16 +19,34 @@ class Sequence:
         tokens   [ prompt ............. | reply ........ ]
         computed [ in the cache ............... ]
         pending                                 [ the rest ]     one token while decoding
+        path     [ 32 | 32 | 32 | 32 | 32 ]                      nodes of the prefix tree, shared
+        blocks                            [ 32 | 32 ]            private: unfinished or not begun
 
     A sequence that gives its blocks back keeps its tokens: all of them are pending again.
     Engine thread only.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, num_ctx: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        num_ctx: int,
+        *,
+        choice: int = 0,
+        lead: Sequence | None = None,
+    ) -> None:
         self.request = request
+        self.choice = choice
+        self.lead = lead  # the choice that computed the prompt for this one
+        self.ngrams = NGrams()
+        self.num_accepted = self.last_accepted = 0
+        self.num_rejected = 0
         self.tokens = list(request.prompt)
         self.computed = 0
+        self.path: list[Node] = []
         self.blocks: list[int] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.cached: int | None = None  # prompt tokens found in the cache when it first ran
         self._num_prompt = len(request.prompt)
         room = num_ctx - self._num_prompt
         self._max_reply = min(request.max_tokens or room, room)
@@ -41,6 +62,34 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def block_ids(self) -> list[int]:
+        return [node.block for node in self.path] + self.blocks
+
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens whose KV may come from elsewhere; cached blocks hold no logits."""
+        return 0 if self.reads_prompt_logprobs else len(self.tokens) - 1
+
+    @property
+    def reads_prompt_logprobs(self) -> bool:
+        """Whether logits of the prompt are still to be read."""
+        wanted = self.request.prompt_logprobs is not None and not self.choice
+        return wanted and len(self.prompt_logprobs) < self._num_prompt - 1
+
+    def can_reuse(self, block: int) -> bool:
+        """Whether all tokens of the block with this index are reusable."""
+        return (block + 1) * BLOCK_TOKENS <= self.num_reusable
+
+    @property
+    def num_prompt(self) -> int:
+        return self._num_prompt
+
+    @property
+    def num_room(self) -> int:
+        """Tokens that the reply may still grow by."""
+        return self._max_reply - self.num_reply
+
+    @property
     def num_reply(self) -> int:
         return len(self.tokens) - self._num_prompt
 
@@ -53,7 +102,12 @@ class Sequence:
         if self._started_at is None:
             self._started_at = time.monotonic()
 
-    def append(self, token: int) -> Delta:
+    def start_as(self, lead: Sequence) -> None:
+        """Counts time and cached tokens from where the first choice of the request did."""
+        self._submitted_at, self._started_at = lead._submitted_at, lead._started_at
+        self.cached = lead.cached
+
+    def append(self, token: int, logprob: TokenLogprob | None = None) -> Delta:
         """Adds a sampled token; the one place where text is made and the end is decided."""
         self._last_token_at = time.monotonic()
         if self._first_token_at is None:
@@ -72,17 +126,39 @@ class Sequence:
             reason = "stop"
         elif full:
             reason = "length"
-        return Delta(text=text, tokens=(token,), usage=self.usage(), finish_reason=reason)
+        first = not self.choice and self.num_reply == 1
+        return Delta(
+            logprobs=() if logprob is None else (logprob,),
+            prompt_logprobs=tuple(self.prompt_logprobs) if first else (),
+            text=text,
+            tokens=(token,),
+            usage=self.usage(),
+            choice=self.choice,
+            finish_reason=reason,
+        )
+
+    def finish_prompt(self) -> Delta:
+        """The one delta of a request that generates nothing."""
+        return Delta(
+            text="",
+            tokens=(),
+            usage=self.usage(),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            finish_reason="length",
+        )
 
     def fail(self, message: str) -> Delta:
         """The last delta of a request that cannot go on."""
-        return Delta(text="", tokens=(), usage=self.usage(), error=message)
+        return Delta(text="", tokens=(), usage=self.usage(), choice=self.choice, error=message)
 
     def usage(self) -> Usage:
         started, first, last = self._started_at, self._first_token_at, self._last_token_at
         return Usage(
             prompt_tokens=self._num_prompt,
             completion_tokens=self.num_reply,
+            cached_tokens=self.cached or 0,
+            accepted_draft_tokens=self.num_accepted,
+            rejected_draft_tokens=self.num_rejected,
             queue_s=None if started is None else started - self._submitted_at,
             ttft_s=None if first is None else first - self._submitted_at,
             decode_s=None if first is None or last is None else last - first,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +14,7 @@ def step_arrays(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
     Rows of the chunks are concatenated, T in all, S sequences, L chunks that reach their end:
 
         tokens, positions [T]   seq_start [S + 1]   kv_len [S]   block_table [S, most blocks]
-        logit_rows [L]: the last row of each chunk after which a token is sampled
+        logit_rows [L]: the last num_logit_rows of each chunk
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -25,13 +23,15 @@ def step_arrays(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
     for chunk in chunks:
         end = chunk.start + chunk.count
         tokens += chunk.seq.tokens[chunk.start : end]
+        tokens += chunk.drafts
         positions += range(chunk.start, end)
         seq_start.append(len(tokens))
-        if chunk.reaches_end:
-            logit_rows.append(len(tokens) - 1)
-    table = np.full((len(chunks), max(len(c.seq.blocks) for c in chunks)), -1, dtype=np.int32)
-    for row, chunk in zip(table, chunks, strict=True):
-        row[: len(chunk.seq.blocks)] = chunk.seq.blocks
+        if chunk.num_logit_rows:
+            logit_rows += range(len(tokens) - chunk.num_logit_rows, len(tokens))
+    blocks = [chunk.seq.block_ids for chunk in chunks]
+    table = np.full((len(chunks), max(map(len, blocks))), -1, dtype=np.int32)
+    for row, ids in zip(table, blocks, strict=True):
+        row[: len(ids)] = ids
     return {
         "tokens": _int32(tokens),
         "positions": _int32(positions),
@@ -42,43 +42,5 @@ def step_arrays(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
     }
 
 
-def sampling_arrays(chunks: list[Chunk]) -> dict[str, NDArray[Any]]:
-    """The arguments of the native sampler for chunks that reach their end, one row for each.
-
-    A draw is keyed by (seed, choice, position of the new token) and depends on nothing else.
-    """
-    params = [chunk.seq.request.sampling for chunk in chunks]
-    repeat_start, repeat_tokens = [0], []
-    reply_start, reply_tokens = [0], []
-    for chunk, p in zip(chunks, params, strict=True):
-        if p.repeat_penalty != 1.0 and p.repeat_last_n:
-            repeat_tokens += chunk.seq.tokens[-p.repeat_last_n :]
-        if p.frequency_penalty or p.presence_penalty:
-            reply_tokens += chunk.seq.reply
-        repeat_start.append(len(repeat_tokens))
-        reply_start.append(len(reply_tokens))
-    return {
-        "rows": np.arange(len(chunks), dtype=np.int32),
-        "temperature": _float32([p.temperature for p in params]),
-        "top_k": _int32([p.top_k for p in params]),
-        "top_p": _float32([p.top_p for p in params]),
-        "min_p": _float32([p.min_p for p in params]),
-        "repeat_penalty": _float32([p.repeat_penalty for p in params]),
-        "frequency_penalty": _float32([p.frequency_penalty for p in params]),
-        "presence_penalty": _float32([p.presence_penalty for p in params]),
-        "seed": np.array([p.seed for p in params], dtype=np.uint64),
-        "choice": np.zeros(len(chunks), dtype=np.uint32),
-        "position": _int32([len(c.seq.tokens) for c in chunks]),
-        "repeat_start": _int32(repeat_start),
-        "repeat_tokens": _int32(repeat_tokens),
-        "reply_start": _int32(reply_start),
-        "reply_tokens": _int32(reply_tokens),
-    }
-
-
 def _int32(values: list[int]) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)
-
-
-def _float32(values: list[float]) -> NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)

@@ -1,9 +1,9 @@
 """The directory of downloaded models: what is there, whole, and whose turn it is to write.
 
-    models/FILE.gguf         the model
-    models/FILE.gguf.json    its hash, and the size and time of the file when that was computed
-    models/.FILE.gguf.lock   held while one process downloads
-    models/.FILE.gguf.XXXX/  a download that is under way, or was interrupted
+    models/FILE.gguf            the model
+    models/FILE.gguf.json       its hash, and the size and time of the file when that was computed
+    models/.FILE.gguf.lock      held while one process downloads
+    models/.FILE.gguf.tmp-XXXX/ a download that is under way, or was interrupted
 
 A file appears under its own name only when it is whole and its hash is right. The note beside it
 makes the check at every start a matter of one `stat`.
@@ -27,7 +27,6 @@ from samovar.hub.catalog import KnownModel
 
 # Called with what is under way, the bytes done, and the bytes in all if they are known.
 Progress: TypeAlias = Callable[[str, int, int | None], None]
-
 
 
 def models_directory() -> Path:
@@ -68,13 +67,6 @@ def write_note(path: Path, digest: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def delete(model: KnownModel, directory: Path) -> None:
-    """Delete the model's file and its note."""
-    path = directory / model.file_name
-    path.unlink(missing_ok=True)
-    _note_path(path).unlink(missing_ok=True)
-
-
 @contextmanager
 def locked(model: KnownModel, directory: Path, progress: Progress | None) -> Iterator[None]:
     """Hold the model's lock; another process that downloads it is waited for."""
@@ -83,7 +75,7 @@ def locked(model: KnownModel, directory: Path, progress: Progress | None) -> Ite
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if progress is not None:
-                progress(f"{model.alias}: waiting for another download", 0, None)
+                progress(f"waiting for another download of {model.alias}", 0, None)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

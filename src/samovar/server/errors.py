@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from samovar.errors import ContextOverflow, SamovarError, Unavailable
+from samovar.errors import ContextOverflow, QueueFull, SamovarError, Unavailable
 
 DEFAULT_RETRY_AFTER_S = 30
 
@@ -74,8 +74,12 @@ def error_headers(error: SamovarError) -> dict[str, str]:
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    elif error.status == 503:
-        after_s = error.retry_after_s if isinstance(error, Unavailable) else DEFAULT_RETRY_AFTER_S
+    elif error.status in (429, 503):
+        after_s = (
+            error.retry_after_s
+            if isinstance(error, (QueueFull, Unavailable))
+            else DEFAULT_RETRY_AFTER_S
+        )
         headers["retry-after"] = str(after_s)
     elif error.status == 500:
         headers["x-should-retry"] = "false"  # the same request would fail in the same way

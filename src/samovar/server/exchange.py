@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +25,7 @@ class Exchange:
     """A request, the way back to its client, and what it may ask.
 
     tail: the rest of the path, where an endpoint serves a whole subtree.
+    owner: whose cached prefixes the request may find.
     """
 
     scope: Scope
@@ -36,13 +36,14 @@ class Exchange:
     host: ModelHost
     settings: Settings
     tail: str = ""
+    owner: str = ""
 
     async def parse(self, parser: Callable[[bytes], Parsed]) -> Parsed:
         """The body, read and parsed.  Raises RequestError, HttpError, ClientGone."""
         body = await read_body(self.headers, self.receive)
         if len(body) <= LARGE_BODY_BYTES:
             return parser(body)
-        return await asyncio.to_thread(parser, body)
+        return await self.host.in_thread(parser, body)
 
     async def reply(self, response: Response) -> None:
         """Sends a whole reply."""

@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.types import Receive
 
-from samovar.engine.request import Delta, Request, Usage
+from samovar.engine.request import Request
+from samovar.server.choices import EncodedPrompt, Pieces, Plan, merge, pieces
 from samovar.server.errors import (
     ClientGone,
-    GenerationFailed,
     JsonResponse,
     error_body,
     public_error,
@@ -29,36 +28,41 @@ from samovar.server.errors import (
 )
 from samovar.server.exchange import Exchange
 from samovar.server.host import ServedModel
-from samovar.server.record import RequestRecord
 from samovar.server.schema import GenerationFields
 from samovar.server.sse import EventStream
+from samovar.server.usage import Tally
+from samovar.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 Chunk = dict[str, Any]
-Pieces = AsyncGenerator[tuple[int, Delta], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of a reply have in common."""
+    """What all chunks of a reply have in common.
+
+    tokenizer: spells the tokens of log probabilities.
+    """
 
     id: str
     created: int
     model: str
     fingerprint: str
     num_choices: int
+    has_logprobs: bool
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How one endpoint writes a reply.
 
-    prefix: of its ids.  chunks(head, pieces, include_usage): the reply in pieces; the last one
-    holds the usage if that is wanted.  fold(chunks): the whole reply.
+    prefix: of its ids.  chunks(head, pieces, tally): the reply in pieces; the last one holds the
+    usage if there is a tally.  fold(chunks): the whole reply.
     """
 
     prefix: str
-    chunks: Callable[[Head, Pieces, bool], AsyncGenerator[Chunk, None]]
+    chunks: Callable[[Head, Pieces, Tally | None], AsyncGenerator[Chunk, None]]
     fold: Callable[[AsyncGenerator[Chunk, None]], Coroutine[Any, Any, Chunk]]
 
 
@@ -66,54 +70,64 @@ async def complete(
     exchange: Exchange,
     fields: GenerationFields,
     model: ServedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[EncodedPrompt],
     *,
     param: str,
     shape: Shape,
+    plan: Plan,
 ) -> None:
-    """Generates one choice for each prompt and sends the reply.  `param` names the prompts' field.
+    """Generates the choices of each prompt and sends the reply.  `param` names the prompts' field.
 
-    Raises RequestError and Unavailable, and then nothing has been sent.
+    Raises RequestError, QueueFull and Unavailable, and then nothing has been sent.
     """
     record = exchange.record
     settings = exchange.settings
+    engine = model.engine.engine
     sampling = settings.sampling(**fields.sampling())
     limit = settings.max_tokens if fields.token_limit is None else fields.token_limit
     head = Head(
         id=f"{shape.prefix}-{secrets.token_hex(14)}",
         created=int(time.time()),
         model=model.id,
-        fingerprint=model.engine.engine.info.fingerprint,
-        num_choices=len(prompts),
+        fingerprint=engine.info.fingerprint,
+        num_choices=len(prompts) * plan.num_choices,
+        has_logprobs=plan.num_top is not None,
+        tokenizer=engine.tokenizer,
     )
     requests = [
         Request(
             id=f"{head.id}-{index}",
-            prompt=tuple(prompt),
+            prompt=tuple(prompt.ids),
             sampling=sampling,
             max_tokens=limit,
             stop=settings.stop if fields.stop is None else fields.stop,
-            end_ids=model.engine.engine.end_ids,
+            end_ids=engine.end_ids,
+            n=1 if plan.prompt_only else plan.num_candidates,
+            logprobs=0 if plan.ranks and plan.num_top is None else plan.num_top,
+            prompt_logprobs=plan.num_top if plan.echo else None,
+            prompt_only=plan.prompt_only,
+            owner=exchange.owner,
         )
         for index, prompt in enumerate(prompts)
     ]
-    streams = [model.engine.stream(request, param=param) for request in requests]
-    record.seed = sampling.seed
-    headers = {"x-seed": str(sampling.seed), **ignored_header(record.ignored_fields)}
-    pieces = merge(streams, record)
-    with exchange.host.working():
+    with exchange.host.admit(model, len(requests), param=param):
+        streams = [model.engine.stream(request, param=param) for request in requests]
+        record.seed = sampling.seed
+        headers = {"x-seed": str(sampling.seed), **ignored_header(record.ignored_fields)}
+        gained = pieces(merge(streams, record), plan, prompts, engine.tokenizer, engine.end_ids)
+        exchange.host.note_request()
         if fields.stream:
-            chunks = shape.chunks(head, pieces, fields.include_usage)
-            await _send_stream(exchange, chunks, headers)
+            tally = record.tally if fields.include_usage else None
+            await _send_stream(exchange, shape.chunks(head, gained, tally), headers)
         else:
-            whole = await attended(shape.fold(shape.chunks(head, pieces, True)), exchange)
+            whole = await attended(shape.fold(shape.chunks(head, gained, record.tally)), exchange)
             await exchange.reply(JsonResponse(whole, headers=headers))
 
 
 async def _send_stream(
     exchange: Exchange, chunks: AsyncGenerator[Chunk, None], headers: Mapping[str, str]
 ) -> None:
-    """Sends chunks as events; an error after the headers becomes the last one."""
+    """Sends chunks as events; an error after the headers becomes the last one, and ends it all."""
     async with EventStream(exchange.send, headers) as events:
         try:
             await attended(events.send_all(chunks), exchange)
@@ -121,8 +135,7 @@ async def _send_stream(
             raise
         except Exception as error:
             exchange.record.failed(error)
-            await events.data(error_body(public_error(error)))
-            await events.end(done=False)
+            await events.break_off(error_body(public_error(error)), exchange.scope)
         else:
             await events.end()
 
@@ -151,74 +164,9 @@ async def attended(work: Coroutine[Any, Any, Result], exchange: Exchange) -> Res
             task.exception()  # whatever it was, this function has raised something already
 
 
-async def merge(streams: Sequence[AsyncGenerator[Delta, None]], record: RequestRecord) -> Pieces:
-    """The deltas of all streams as they come, each with its index; closing it closes them all.
-
-    Raises GenerationFailed for a delta that carries an error.
-    """
-    source = _single(streams[0]) if len(streams) == 1 else _concurrent(streams)
-    async with aclosing(source):
-        async for index, delta in source:
-            record.note(index, delta)
-            if delta.error is not None:
-                raise GenerationFailed(delta.error)
-            yield index, delta
-
-
-async def _single(stream: AsyncGenerator[Delta, None]) -> Pieces:
-    async with aclosing(stream):
-        async for delta in stream:
-            yield 0, delta
-
-
-async def _concurrent(streams: Sequence[AsyncGenerator[Delta, None]]) -> Pieces:
-    arrived: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
-
-    async def read(index: int, stream: AsyncGenerator[Delta, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for delta in stream:
-                    arrived.put_nowait((index, delta))
-        finally:
-            arrived.put_nowait((index, None))
-
-    tasks = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        for _ in range(len(tasks)):
-            while (item := await arrived.get())[1] is not None:
-                yield item[0], item[1]
-            tasks[item[0]].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def usage_object(usages: Iterable[Usage]) -> dict[str, Any]:
-    """The `usage` of a reply, summed over its choices."""
-    usages = list(usages)
-    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
-    completion_tokens = sum(usage.completion_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(usage.cached_tokens for usage in usages),
-            "audio_tokens": 0,
-        },
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
-    }
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -27,8 +27,6 @@ def _report(host: ModelHost) -> tuple[str, dict[str, Any]]:
     if served is None:
         if host.draining:
             return "draining", {"loaded": []}
-        if host.state == "failed":
-            return "failed", {"loaded": []}  # why is in the log: anyone may ask for health
         # Not loaded yet is ready: the first request loads it.
         return ("loading" if host.state == "loading" else "ok"), {"loaded": []}
     stats = served.engine.engine.stats()
@@ -38,7 +36,9 @@ def _report(host: ModelHost) -> tuple[str, dict[str, Any]]:
         "running": stats.running,
         "waiting": stats.waiting,
         "blocks_used": stats.blocks_used,
+        "blocks_cached": stats.blocks_cached,
         "blocks_total": stats.blocks_total,
+        "preemptions": stats.preemptions,
         "steps": stats.steps,
         "last_step_age_s": round(last_step_age_s, 3),
     }

@@ -7,19 +7,24 @@ It has no limit on headers (431), waits for ever for a request that does not com
 from __future__ import annotations
 
 import asyncio
-import re
 from asyncio.events import TimerHandle
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import httptools
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from samovar.log import RequestLog, log_request
 from samovar.server.errors import HttpError, encode_json, error_body
 from samovar.server.limits import MAX_HEADER_BYTES, RECEIVE_TIMEOUT_S
 from samovar.server.record import SCOPE_KEY, new_request_id
-
-_UPGRADE = re.compile(rb"(?i)(?<![^\n])upgrade:")
+from samovar.server.sse import CUT_OFF
 
 
 class HeadersTooLarge(Exception):
@@ -38,6 +43,8 @@ class Protocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._fed_head_bytes = 0
         self._too_large = False
+        self._upgrading = False
+        self._served: RequestResponseCycle | None = None
         self._heard_at = 0.0
         self._silence: TimerHandle | None = None
 
@@ -50,16 +57,45 @@ class Protocol(HttpToolsProtocol):
         if self._silence is not None:
             self._silence.cancel()
         super().connection_lost(exc)
+        # uvicorn tells only the last request, and this may be one that waited behind another.
+        self.pipeline.clear()
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
         self._heard_at = self.loop.time()
-        if self._in_head:
-            data = _without_upgrade(data)
-        self._fed_head_bytes = self._fed_head_bytes + len(data) if self._in_head else 0
-        super().data_received(data)
+        try:
+            while data:
+                self._fed_head_bytes = self._fed_head_bytes + len(data) if self._in_head else 0
+                data = self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         # The parser reports whole headers only: one that never ends is seen here.
         if self._in_head and self._fed_head_bytes > MAX_HEADER_BYTES:
             self._refuse(_headers_too_large())
+
+    def _feed(self, data: bytes) -> bytes:
+        """Gives data to the parser; what it has to be given next.
+
+        The parser stops behind a head with an Upgrade header, as if no body followed. We offer
+        no other protocol, and then the header means nothing (Java's own client asks for h2c with
+        every request): the head is parsed once more without it.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            rest = data[stopped.args[0] :]
+            return self._head_without_upgrade() + rest if self._upgrading else rest
+        return b""
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -76,14 +112,29 @@ class Protocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._upgrading:
+            return
         super().on_headers_complete()
+        self._in_head = False
 
     def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
         self._in_request = False
         self._in_head = True
         self._fed_head_bytes = 0
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._served = cycle
+        cycle.scope["extensions"] = {CUT_OFF: {"close": partial(self._cut_off, cycle)}}
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def _cut_off(self, cycle: RequestResponseCycle) -> None:
+        """Closes behind what has been written, which is no whole reply and is not made one."""
+        cycle.disconnected = True
+        self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what the parser refused."""
@@ -103,8 +154,8 @@ class Protocol(HttpToolsProtocol):
         self._silence = None
         if not self._in_request or self.transport.is_closing():
             return
-        if self.flow.read_paused:
-            self._heard_at = self.loop.time()  # we are the ones who do not listen
+        if self.flow.read_paused or (self._in_head and self._is_answering):
+            self._heard_at = self.loop.time()  # it is our turn
         left_s = self._heard_at + self.receive_timeout_s - self.loop.time()
         if left_s > 0:
             self._silence = self.loop.call_later(left_s, self._check_silence)
@@ -113,11 +164,20 @@ class Protocol(HttpToolsProtocol):
         else:
             self._refuse(HttpError(408, f"Nothing came for {self.receive_timeout_s:g} s."))
 
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request that has been received has not got all of its reply."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse(self, error: HttpError) -> None:
-        """Answers with an error, unless a reply is on its way already, and closes."""
+        """Closes; answers with an error before that if the client expects no other reply now."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._in_head:
+            expected = not self._is_answering
+        else:  # the fault is in the body of the last request, which may still wait for its turn
+            expected = not (self.cycle.response_started or self.pipeline)
+        if expected:
             body = encode_json(error_body(error))
             head = [
                 STATUS_LINE[error.status],
@@ -138,16 +198,6 @@ class Protocol(HttpToolsProtocol):
         else:
             client = f"{self.client[0]}:{self.client[1]}" if self.client else "-"
             log_request(RequestLog(client, "-", "-", status, duration_s=0.0))
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """The bytes of a head with any Upgrade header renamed.
-
-    We offer no other protocol, and then the header means nothing; but at the sight of it the
-    parser drops the body. Java's own client asks for h2c with every request.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"x-upgrade:", head) + end + rest
 
 
 def _headers_too_large() -> HttpError:

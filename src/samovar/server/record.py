@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from samovar.engine.request import Delta, Usage
+from samovar.engine.request import Delta
 from samovar.errors import SamovarError
 from samovar.log import RequestLog, log_request
 from samovar.server.errors import (
@@ -22,6 +22,7 @@ from samovar.server.errors import (
     shutting_down,
 )
 from samovar.server.limits import sane_request_id
+from samovar.server.usage import Tally
 
 CLIENT_GONE = 499
 SCOPE_KEY = "samovar.record"
@@ -33,7 +34,7 @@ _log = logging.getLogger("samovar.server")
 class RequestRecord:
     """What becomes known of a request while it is served.  Event loop only.
 
-    usages: the latest counts of each choice.  first_token_at: a time.monotonic() moment.
+    first_token_at: a time.monotonic() moment.
     """
 
     client: str
@@ -45,14 +46,14 @@ class RequestRecord:
     seed: int | None = None
     finish_reason: str | None = None
     ignored_fields: tuple[str, ...] = ()
-    usages: dict[int, Usage] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
     first_token_at: float | None = None
 
-    def note(self, index: int, delta: Delta) -> None:
-        """Takes the counts of a choice's latest delta."""
+    def note(self, prompt: int, delta: Delta) -> None:
+        """Takes the latest delta of one of the request's prompts."""
         if delta.tokens and self.first_token_at is None:
             self.first_token_at = time.monotonic()
-        self.usages[index] = delta.usage
+        self.tally.note(prompt, delta.choice, delta.usage)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
 
@@ -65,9 +66,8 @@ class RequestRecord:
             _log.error("%s %s failed", self.method, self.path, exc_info=error)
 
     def log_line(self) -> RequestLog:
-        """The figures of the whole request; those of several prompts are summed."""
-        usages = list(self.usages.values())
-        queue_s = [usage.queue_s for usage in usages if usage.queue_s is not None]
+        """The figures of the whole request; those of several replies are summed."""
+        tally = self.tally
         first = self.first_token_at
         return RequestLog(
             client=self.client,
@@ -75,23 +75,16 @@ class RequestRecord:
             path=self.path,
             status=self.status,
             duration_s=time.monotonic() - self.started_at,
-            prompt_tokens=sum(usage.prompt_tokens for usage in usages) if usages else None,
-            reply_tokens=sum(usage.completion_tokens for usage in usages) if usages else None,
-            cached_tokens=sum(usage.cached_tokens for usage in usages) if usages else None,
-            queue_s=max(queue_s, default=None),
+            prompt_tokens=tally.prompt_tokens if tally else None,
+            reply_tokens=tally.completion_tokens if tally else None,
+            cached_tokens=tally.cached_tokens if tally else None,
+            queue_s=tally.queue_s,
             ttft_s=None if first is None else first - self.started_at,
-            tokens_per_s=_tokens_per_s(usages),
+            tokens_per_s=tally.tokens_per_s,
             seed=self.seed,
             finish_reason=self.finish_reason,
             ignored_fields=self.ignored_fields,
         )
-
-
-def _tokens_per_s(usages: list[Usage]) -> float | None:
-    """Tokens after the first of each choice, a second of the longest decode."""
-    num_tokens = sum(max(usage.completion_tokens - 1, 0) for usage in usages)
-    decode_s = max((usage.decode_s or 0.0 for usage in usages), default=0.0)
-    return num_tokens / decode_s if num_tokens and decode_s else None
 
 
 class Recorded:

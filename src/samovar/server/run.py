@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
@@ -22,8 +21,9 @@ import uvicorn
 from samovar import __version__, log
 from samovar.config import Settings
 from samovar.errors import SettingError
+from samovar.hub import Interrupt
 from samovar.server.app import create_app
-from samovar.server.host import DownloadProgress, ModelHost, ServedModel, load_model
+from samovar.server.host import ModelHost, ProgressBar, ServedModel, load_model
 from samovar.server.limits import KEEP_ALIVE_S
 from samovar.server.protocol import Protocol
 
@@ -35,10 +35,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST_WORDS_S = 1  # for cut-off replies to be told so
 
 
-def serve(settings: Settings, *, download_progress: DownloadProgress = nullcontext) -> int:
+def serve(settings: Settings, *, progress_bar: ProgressBar = nullcontext) -> int:
     """Serves until a signal comes; the exit code.
 
-    download_progress: a context that yields what draws the progress of a download, or None.
+    progress_bar: a context that yields what draws the progress of a download or a load, or None.
 
     Raises SettingError for an address that cannot be used, and what loading the model raises.
     """
@@ -46,9 +46,10 @@ def serve(settings: Settings, *, download_progress: DownloadProgress = nullconte
     # Its warnings are about writing to clients that have just gone away.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     sockets = bind(settings.host, settings.port)
-    host = ModelHost(settings, partial(load_model, download_progress=download_progress))
+    interrupt = Interrupt()
+    load = partial(load_model, progress_bar=progress_bar, interrupt=interrupt)
     try:
-        asyncio.run(Server(host, settings).serve(sockets))
+        asyncio.run(Server(ModelHost(settings, load), settings, interrupt).serve(sockets))
     finally:
         for each in sockets:
             each.close()
@@ -96,9 +97,12 @@ class Server(uvicorn.Server):
     """uvicorn's server with our start-up lines and our end.
 
     The first signal stops accepting and lets running replies finish; a second one ends at once.
+    interrupt: ends the download that loading the model may have begun.
     """
 
-    def __init__(self, host: ModelHost, settings: Settings) -> None:
+    def __init__(
+        self, host: ModelHost, settings: Settings, interrupt: Interrupt | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(host, settings),
@@ -117,6 +121,7 @@ class Server(uvicorn.Server):
         )
         self._host = host
         self._settings = settings
+        self._interrupt = interrupt or Interrupt()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Loads the model unless that has time, listens, and says so."""
@@ -141,7 +146,10 @@ class Server(uvicorn.Server):
         await self._host.close()
         await super().shutdown(sockets)
         if self._host.state == "loading":
-            _end_now(0)  # the thread that loads cannot be interrupted, and nobody waits for it
+            self._interrupt.set()
+            if tasks := set(self.server_state.tasks):  # they have been cancelled by now
+                await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+            _end_now(0)  # nothing else of loading can be interrupted, and nobody waits for it
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -160,14 +168,14 @@ class Server(uvicorn.Server):
         """Notes the first signal; ends the process at the second, or before there is any reply."""
         if self.should_exit:
             _end_now(128 + sig)
-        if not self.started:
-            _end_now(0)
         self.should_exit = True
+        if not self.started:
+            self._interrupt.set()
+            _end_now(0)
 
 
 def _end_now(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Ends the process.  What is printed was flushed at once: in a signal handler it may block."""
     os._exit(code)
 
 
@@ -204,7 +212,7 @@ def start_up_lines(
 
 def _model_lines(model_id: str, info: ModelInfo) -> list[str]:
     template = info.template_name or "none: chat requests are refused"
-    planned = info.weight_bytes + info.kv_bytes
+    planned = info.weight_bytes + info.buffer_bytes + info.kv_bytes
     return [
         f"samovar {__version__}, {info.isa}",
         f"model     {model_id}: {info.architecture}, {info.num_parameters / 1e6:.0f}M parameters, "
@@ -214,7 +222,7 @@ def _model_lines(model_id: str, info: ModelInfo) -> list[str]:
         f"threads   {info.threads}",
         f"KV cache  {info.kv}",
         f"memory    {_mib(planned)} planned: weights {_mib(info.weight_bytes)}, "
-        f"KV cache up to {_mib(info.kv_bytes)}",
+        f"activations {_mib(info.buffer_bytes)}, KV cache up to {_mib(info.kv_bytes)}",
     ]
 
 

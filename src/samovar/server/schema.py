@@ -21,139 +21,33 @@ from pydantic import (
     Strict,
     ValidationError,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+from pydantic_core import ErrorDetails, from_json
 
+from samovar.engine.request import MAX_CHOICES, MAX_LOGPROBS, MIN_REPEAT_PENALTY
 from samovar.errors import MissingField, RequestError, UnsupportedField
-from samovar.server.unbuilt import CHAT_UNBUILT, NO_EFFECT, TEXT_UNBUILT, Unbuilt, refuse_unbuilt
+from samovar.server import values
+from samovar.server.unbuilt import (
+    CHAT_UNBUILT,
+    NO_EFFECT,
+    TEXT_UNBUILT,
+    Unbuilt,
+    refuse_unbuilt,
+)
 
-MAX_PROMPTS = 2048
+MAX_TEXT_LOGPROBS = 5
 MAX_IGNORED_NAMES = 20  # of the fields that a header and a log line can name
 MAX_IGNORED_NAME_CHARS = 64
-MAX_TOKENS = 2**31 - 1
 # What a chat template gets from the request itself.
 TEMPLATE_NAMES = frozenset({"add_generation_prompt", "documents", "messages", "self", "tools"})
+PENALTY_NAMES = ("repeat_penalty", "repetition_penalty")
 BOM = b"\xef\xbb\xbf"
 
-Prompt = str | tuple[int, ...]
-
-
-def _wrong(expected: str) -> PydanticCustomError:
-    return PydanticCustomError("wrong_value", "must be {expected}", {"expected": expected})
-
-
-def _whole(value: object) -> int:
-    """An integer, also when written as 64.0."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise _wrong("an integer")
-
-
-def _number(value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise _wrong("a number of reasonable size") from None
-    raise _wrong("a number")
-
-
-def _max_tokens(value: object) -> int:
-    """The bound, where 0 stands for none: the whole context."""
-    count = _whole(value)
-    if count == -1:
-        return 0
-    if count < 1:
-        raise _wrong("at least 1, or -1 or null for as many as the context holds")
-    return min(count, MAX_TOKENS)
-
-
-def _seed(value: object) -> int:
-    """Any 64-bit integer, signed or not, taken modulo 2^64."""
-    seed = _whole(value)
-    if not -(2**63) <= seed < 2**64:
-        raise _wrong("a 64-bit integer")
-    return seed % 2**64
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
-        raise _wrong("a string or an array of strings")
-    stops = tuple(dict.fromkeys(s for s in strings if s))
-    if len(stops) > 4:
-        raise _wrong("at most 4 strings")
-    return stops
-
-
-def _content(value: object) -> str | None:
-    """The text of a message; parts are joined by line ends."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _wrong("a string, null, or an array of text parts")
-    return "\n".join(_part(i, part) for i, part in enumerate(value))
-
-
-def _part(i: int, part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise PydanticCustomError(
-            "wrong_value", "must be an object with a type", {"below": f"[{i}]"}
-        )
-    if kind != "text":
-        raise PydanticCustomError(
-            "unsupported_value",
-            "is a part of type '{kind}'; this server reads text parts only",
-            {"below": f"[{i}]", "kind": kind[:100]},
-        )
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise PydanticCustomError("wrong_value", "must be a string", {"below": f"[{i}].text"})
-    return text
-
-
-def _prompts(value: object) -> tuple[Prompt, ...]:
-    """The four forms of a prompt as one: a tuple of strings and of tuples of token ids."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise _wrong("a string, an array of strings or token ids, or an array of such arrays")
-    if not value or _is_id(value[0]):
-        return (_token_ids(value, ""),)
-    if len(value) > MAX_PROMPTS:
-        raise _wrong(f"at most {MAX_PROMPTS} prompts")
-    first = type(value[0])
-    prompts: list[Prompt] = []
-    for i, prompt in enumerate(value):
-        if not isinstance(prompt, (str, list)) or type(prompt) is not first:
-            raise PydanticCustomError(
-                "wrong_value",
-                "must be a string or an array of token ids, like the other prompts",
-                {"below": f"[{i}]"},
-            )
-        prompts.append(prompt if isinstance(prompt, str) else _token_ids(prompt, f"[{i}]"))
-    return tuple(prompts)
-
-
-def _token_ids(ids: list[object], below: str) -> tuple[int, ...]:
-    for i, token in enumerate(ids):
-        if not _is_id(token):
-            raise PydanticCustomError(
-                "wrong_value", "must be a token id", {"below": f"{below}[{i}]"}
-            )
-    return tuple(ids)  # type: ignore[arg-type]
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-Number = Annotated[float, BeforeValidator(_number)]
+Whole = Annotated[int, BeforeValidator(values.whole)]
+Number = Annotated[float, BeforeValidator(values.number)]
 Flag = Annotated[bool, Strict()]
-MaxTokens = Annotated[int, BeforeValidator(_max_tokens)]
+MaxTokens = Annotated[int, BeforeValidator(values.max_tokens)]
+NumChoices = Annotated[Whole, Field(ge=1, le=MAX_CHOICES)]
+LogitBias = Annotated[tuple[tuple[int, float], ...], BeforeValidator(values.logit_bias)]
 
 
 class StreamOptions(BaseModel):
@@ -170,19 +64,21 @@ class GenerationFields(BaseModel):
     UNBUILT: ClassVar[Mapping[str, Unbuilt]] = {}
 
     model: str | None = None
+    n: NumChoices = 1
     max_tokens: MaxTokens | None = None
+    logit_bias: LogitBias = ()
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Whole | None = None
     min_p: Number | None = None
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
-    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
-        None, validation_alias=AliasChoices("repeat_penalty", "repetition_penalty")
+    repeat_penalty: Annotated[Number, Field(ge=MIN_REPEAT_PENALTY, le=100)] | None = Field(
+        None, validation_alias=AliasChoices(*PENALTY_NAMES)
     )
     repeat_last_n: Whole | None = None
-    seed: Annotated[int, BeforeValidator(_seed)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] | None = None
+    seed: Annotated[int, BeforeValidator(values.seed)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(values.stop)] | None = None
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -193,11 +89,22 @@ class GenerationFields(BaseModel):
     @property
     def token_limit(self) -> int | None:
         """Most tokens of the reply; 0 is the whole context, None leaves it to the settings."""
-        return self.max_tokens
+        return 0 if self.max_tokens == values.UNLIMITED else self.max_tokens
 
-    def sampling(self) -> dict[str, float | int | None]:
+    @property
+    def num_candidates(self) -> int:
+        """How many replies are drawn for each prompt, of which the best n are shown."""
+        return self.n
+
+    @property
+    def num_top(self) -> int | None:
+        """Alternatives to tell with each token; None tells no log probabilities at all."""
+        return None
+
+    def sampling(self) -> dict[str, Any]:
         """The sampling fields under the names of SamplingParams."""
         return {
+            "logit_bias": self.logit_bias,
             "repeat_penalty": self.repeat_penalty,
             "repeat_last_n": self.repeat_last_n,
             "frequency_penalty": self.frequency_penalty,
@@ -218,7 +125,7 @@ class Message(BaseModel):
     SILENT: ClassVar[frozenset[str]] = frozenset({"annotations", "id"})
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(_content)]
+    content: Annotated[str | None, BeforeValidator(values.content)]
     name: Annotated[str, Strict()] | None = None
     tool_call_id: Annotated[str, Strict()] | None = None
 
@@ -239,13 +146,20 @@ class ChatFields(GenerationFields):
 
     messages: Annotated[list[Message], FailFast()]
     max_completion_tokens: MaxTokens | None = None
+    logprobs: Flag = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     continue_final_message: Flag = True
 
     @property
     def token_limit(self) -> int | None:
         wins = self.max_completion_tokens
-        return self.max_tokens if wins is None else wins
+        limit = self.max_tokens if wins is None else wins
+        return 0 if limit == values.UNLIMITED else limit
+
+    @property
+    def num_top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
 
 class TextFields(GenerationFields):
@@ -253,7 +167,26 @@ class TextFields(GenerationFields):
 
     UNBUILT: ClassVar[Mapping[str, Unbuilt]] = TEXT_UNBUILT
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    prompt: Annotated[tuple[values.Prompt, ...], BeforeValidator(values.prompts)]
+    max_tokens: Annotated[int, BeforeValidator(values.max_tokens_or_none)] | None = None
+    best_of: NumChoices | None = None
+    echo: Flag = False
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TEXT_LOGPROBS)] | None, BeforeValidator(values.num_top)
+    ] = None
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether nothing is to be generated."""
+        return self.max_tokens == 0
+
+    @property
+    def num_candidates(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def num_top(self) -> int | None:
+        return self.logprobs
 
 
 # pydantic's words are Python's; a client speaks JSON.
@@ -270,14 +203,16 @@ Fields = TypeVar("Fields", bound=GenerationFields)
 
 def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
     """The request and the names of the fields that were ignored.  Raises RequestError."""
-    fields, ignored = _parse(body, ChatFields)
+    fields, ignored, given = _parse(body, ChatFields)
     if not fields.messages:
         raise RequestError("'messages' must hold at least one message.", param="messages")
+    if fields.top_logprobs and not fields.logprobs:
+        raise RequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     for name in fields.chat_template_kwargs.keys() & TEMPLATE_NAMES:
         param = f"chat_template_kwargs.{name}"
         raise RequestError(f"'{param}' cannot be set here.", param=param)
     of_messages = []
-    for i, message in enumerate(fields.messages):
+    for i, (message, raw) in enumerate(zip(fields.messages, given["messages"], strict=True)):
         for name, value in (message.model_extra or {}).items():
             if not value or name in Message.SILENT:
                 continue
@@ -285,16 +220,26 @@ def parse_chat(body: bytes) -> tuple[ChatFields, tuple[str, ...]]:
                 param = f"messages[{i}].{name}"
                 raise UnsupportedField(f"'{param}' is not supported yet.", param=param)
             of_messages.append(f"messages[{i}].{name}")
+        if isinstance(raw["content"], list):
+            of_messages += _unread_of_parts(raw["content"], f"messages[{i}].content")
     return fields, _shown((*ignored, *of_messages))
 
 
 def parse_text(body: bytes) -> tuple[TextFields, tuple[str, ...]]:
     """The request and the names of the fields that were ignored.  Raises RequestError."""
-    fields, ignored = _parse(body, TextFields)
+    fields, ignored, _ = _parse(body, TextFields)
+    if fields.num_candidates < fields.n:
+        raise RequestError("'best_of' must be at least 'n'.", param="best_of")
+    if fields.num_candidates > fields.n and fields.stream:
+        raise RequestError(
+            "'best_of' cannot be streamed: which replies are the best is known at their end.",
+            param="best_of",
+        )
     return fields, _shown(ignored)
 
 
-def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
+def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...], dict[str, Any]]:
+    """The fields, the names of unknown ones, and all that was given as it stood."""
     try:
         # Refuses NaN, lone surrogates, bad UTF-8 and nesting that would exhaust the stack.
         raw = from_json(body.removeprefix(BOM), allow_inf_nan=False)
@@ -308,6 +253,12 @@ def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
     # For these two, null is a value: no stop strings, an empty prompt.
     given.update({name: "" for name in ("stop", "prompt") if name in raw and raw[name] is None})
     refuse_unbuilt(given, kind.UNBUILT)
+    penalties = [given[name] for name in PENALTY_NAMES if name in given]
+    if len(penalties) == 2 and penalties[0] != penalties[1]:
+        raise RequestError(
+            f"'{PENALTY_NAMES[1]}' is another name of '{PENALTY_NAMES[0]}'; here they differ.",
+            param=PENALTY_NAMES[1],
+        )
     try:
         fields = kind.model_validate(given)
     except ValidationError as error:
@@ -316,8 +267,17 @@ def _parse(body: bytes, kind: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
         if value is not None and value is not False:
             param = f"stream_options.{name}"
             raise UnsupportedField(f"'{param}' is not supported.", param=param)
-    known = kind.model_fields.keys() | kind.UNBUILT.keys() | NO_EFFECT | {"repetition_penalty"}
-    return fields, tuple(name for name in given if name not in known)
+    known = kind.model_fields.keys() | kind.UNBUILT.keys() | NO_EFFECT | {*PENALTY_NAMES}
+    return fields, tuple(name for name in given if name not in known), given
+
+
+def _unread_of_parts(parts: list[dict[str, Any]], path: str) -> list[str]:
+    return [
+        f"{path}[{j}].{name}"
+        for j, part in enumerate(parts)
+        for name, value in part.items()
+        if value and name not in ("type", "text")
+    ]
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from samovar.server.errors import encode_json
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_S = 10.0
+CUT_OFF = "samovar.cut_off"  # ASGI extension; its "close" ends the connection
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -53,12 +54,21 @@ class EventStream:
         """Sends one event."""
         await self._write(b"data: %b\n\n" % encode_json(value))
 
-    async def end(self, *, done: bool = True) -> None:
-        """Sends `[DONE]`, unless the stream broke off, and ends the reply."""
+    async def end(self) -> None:
+        """Sends `[DONE]` and ends the reply."""
         await self._stop_pinging()
-        await self._send(
-            {"type": "http.response.body", "body": DONE if done else b"", "more_body": False}
-        )
+        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def break_off(self, value: Mapping[str, Any], scope: Scope) -> None:
+        """Sends a last event and ends the connection, but not the reply.
+
+        So nobody can take it for a whole one, not even a client that skips errors in a stream.
+        """
+        await self._stop_pinging()
+        await self.data(value)
+        extension: Mapping[str, Callable[[], None]] = scope.get("extensions", {}).get(CUT_OFF, {})
+        if extension:
+            extension["close"]()
 
     async def send_all(self, chunks: AsyncGenerator[dict[str, Any], None]) -> None:
         """Sends every chunk as an event, and closes the generator."""

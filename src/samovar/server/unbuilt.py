@@ -26,8 +26,6 @@ NO_EFFECT = frozenset(
 _NAMES = {
     bool: "a boolean",
     dict: "an object",
-    float: "a number",
-    int: "an integer",
     list: "an array",
     str: "a string",
 }
@@ -38,25 +36,19 @@ class Unbuilt:
     """A recognised field.
 
     kinds: the JSON types that it may have.  harmless: values that ask for nothing.
-    low, high: bounds of a number.  values_differ: some values are supported, so that another is
-    an unsupported value rather than an unsupported parameter.
+    values_differ: some values are supported, so that another is an unsupported value rather than
+    an unsupported parameter.
     """
 
     kinds: tuple[type, ...]
     harmless: tuple[Any, ...] = ()
-    low: int | None = None
-    high: int | None = None
     values_differ: bool = False
 
     def check(self, name: str, value: object) -> None:
         """Raises UnsupportedField, or RequestError if the value would be wrong anywhere."""
         if type(value) not in self.kinds:
-            kinds = " or ".join(_NAMES[kind] for kind in self.kinds if kind is not float)
+            kinds = " or ".join(_NAMES[kind] for kind in self.kinds)
             raise RequestError(f"'{name}' must be {kinds}.", param=name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            low, high = self.low, self.high
-            if (low is not None and value < low) or (high is not None and value > high):
-                raise RequestError(f"'{name}' must be from {low} to {high}.", param=name)
         if any(type(value) is type(ok) and value == ok for ok in self.harmless):
             return
         if self.values_differ:
@@ -73,33 +65,21 @@ def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, Unbuilt]) -> No
             table[name].check(name, value)
 
 
-_SHARED = {
-    "logit_bias": Unbuilt((dict,), ({},)),
-    "n": Unbuilt((int, float), (1, 1.0), low=1, high=128, values_differ=True),
-}
-
 CHAT_UNBUILT: Mapping[str, Unbuilt] = {
-    **_SHARED,
     "audio": Unbuilt((dict,)),
     "function_call": Unbuilt((str, dict), ("none", "auto"), values_differ=True),
     "functions": Unbuilt((list,), ([],)),
-    "logprobs": Unbuilt((bool,), (False,)),
     "modalities": Unbuilt((list,), (["text"],), values_differ=True),
     "moderation": Unbuilt((dict,)),
     "reasoning_effort": Unbuilt((str,), ("none",)),
     "response_format": Unbuilt((dict,), ({"type": "text"},), values_differ=True),
     "tool_choice": Unbuilt((str, dict), ("none", "auto"), values_differ=True),
     "tools": Unbuilt((list,), ([],)),
-    "top_logprobs": Unbuilt((int,), (0,), low=0, high=20),
     "verbosity": Unbuilt((str,), ("medium",), values_differ=True),
     "web_search_options": Unbuilt((dict,)),
 }
 
 TEXT_UNBUILT: Mapping[str, Unbuilt] = {
-    **_SHARED,
-    "best_of": Unbuilt((int, float), (1, 1.0), low=1, high=20, values_differ=True),
-    "echo": Unbuilt((bool,), (False,)),
-    "logprobs": Unbuilt((int, bool), (False,), low=0, high=5),
     "response_format": Unbuilt((dict,), ({"type": "text"},), values_differ=True),
     "suffix": Unbuilt((str,), ("",)),
 }

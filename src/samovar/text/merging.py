@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -90,12 +89,6 @@ def sentencepiece_backend(
         )
     tokens = source.tokens
     bytes_ = [i for i, kind in enumerate(kinds) if kind == _BYTE]
-    for i in bytes_:
-        if not re.fullmatch("<0x[0-9A-F]{2}>", tokens[i]):
-            raise CheckpointError(
-                f"tokenizer.ggml.tokens[{i}]: {tokens[i][:60]!r} is marked as a byte, "
-                "but is not written as <0x00> to <0xFF>"
-            )
     if len(bytes_) != 256:
         raise CheckpointError(
             f"tokenizer.ggml.tokens: {len(bytes_)} byte tokens, SentencePiece needs all 256"

@@ -32,16 +32,21 @@ class SpecialSplitter:
         if start < len(text):
             yield text[start:]
 
-    def break_up(self, text: str, mark: str) -> str:
-        """`text` with `mark` after the first character of each token's text.
+    def breaks(self, text: str, outside: bytes) -> list[int]:
+        """Places at which a mark leaves no token of which any character came from outside.
 
-        Repeated until none is left, so that overlapping token texts are broken as well.
+        outside: one byte for each character, 1 where it came from outside.  A token that the
+        text holds wholly from within is not touched.  Tokens have two characters or more.
         """
-        if self._pattern is None:
-            return text
-        while self._pattern.search(text):
-            text = self._pattern.sub(lambda m: m.group()[0] + mark + m.group()[1:], text)
-        return text
+        places: list[int] = []
+        match = self._pattern.search(text) if self._pattern is not None else None
+        while match is not None:
+            start, end = match.span()
+            cut = start + 1 if outside[start] else outside.find(1, start, end)
+            if cut > 0:
+                places.append(cut)
+            match = match.re.search(text, cut if cut > 0 else start + 1)
+        return places
 
 
 def _longest_first(tokens: Mapping[str, int]) -> re.Pattern[str]:

@@ -1,23 +1,26 @@
 """Conversations to prompt tokens, by a chat template.
 
-What comes from outside (contents, tool texts) never becomes a special token: before rendering, a
-noncharacter that occurs nowhere else is put inside each special token's text that is found
-there, and it is dropped after special tokens have been matched.  Content without such texts
+What comes from outside (contents, tool texts) never becomes a special token, nor a part of one:
+rendering keeps the origin of each character. In the rendered text a noncharacter is put inside
+each special token that the template has not written alone, and it is dropped after special tokens
+have been matched. The template itself sees everything as it is, so that content without such texts
 gives exactly the tokens of Hugging Face's apply_chat_template.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from samovar.errors import RequestError, SettingError, TemplateError
+from samovar.checkpoint.base import Checkpoint
+from samovar.errors import CheckpointError, RequestError, SettingError, TemplateError
 from samovar.text.sandbox import CompiledTemplate
 from samovar.text.special import SpecialSplitter
 from samovar.text.tokenizer import Tokenizer
+from samovar.text.traced import NONCHARACTERS, TracedText, outside_of, traced
 
 Message = Mapping[str, Any]
 
@@ -33,11 +36,9 @@ NAMES = (
     "qwen3.5-nothink",
 )
 _MAX_TEMPLATE_BYTES = 1 << 20
-_NONCHARACTERS = (
-    *map(chr, range(0xFDD0, 0xFDF0)),
-    *(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF)),
-)
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Others could complete a token such as <|end|> in a template that writes '<|' + role + '|>'.
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "self"})
 # The same text under the names that different templates read.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -52,6 +53,10 @@ class ChatTemplate:
     def __init__(
         self, source: str, tokenizer: Tokenizer, *, name: str, variables: Mapping[str, object]
     ) -> None:
+        if len(source.encode("utf-8", "surrogatepass")) > _MAX_TEMPLATE_BYTES:
+            raise TemplateError(
+                f"The chat template is larger than {_MAX_TEMPLATE_BYTES} bytes.", param=None
+            )
         self.name = name
         self.source = source
         self._tokenizer = tokenizer
@@ -61,7 +66,7 @@ class ChatTemplate:
         self._has_developer = "developer" in source
         self._guarded = SpecialSplitter(_guarded_tokens(tokenizer, source))
         taken = set(source).union(*tokenizer.control_ids, *tokenizer.user_defined_ids)
-        self._marks = tuple(mark for mark in _NONCHARACTERS if mark not in taken)
+        self._marks = tuple(mark for mark in NONCHARACTERS if mark not in taken)
         self._has_system = self._renders_system()
         self.end_ids = tokenizer.end_ids | self._closing_tokens()
 
@@ -74,6 +79,19 @@ class ChatTemplate:
     def from_jinja(cls, source: str, tokenizer: Tokenizer, *, name: str = "model") -> ChatTemplate:
         """The template with this Jinja source.  Raises TemplateError if it is not valid."""
         return cls(source, tokenizer, name=name, variables=_special_tokens(tokenizer))
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The model's own template, if it has one.  Raises CheckpointError if it is not valid."""
+        if checkpoint.chat_template is None:
+            return None
+        try:
+            return cls.from_jinja(checkpoint.chat_template, tokenizer)
+        except TemplateError as error:
+            raise CheckpointError(
+                f"{checkpoint.path}: tokenizer.chat_template: {error} "
+                f"--chat-template NAME replaces it ({', '.join(NAMES)})."
+            ) from None
 
     @classmethod
     def named(cls, name: str, tokenizer: Tokenizer) -> ChatTemplate:
@@ -114,10 +132,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: object,
+        kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of a conversation, as Hugging Face renders it.  Raises TemplateError."""
-        return self._render(messages, add_generation_prompt, tools, kwargs)
+        """The text of a conversation, as Hugging Face renders it.
+
+        Raises TemplateError, and RequestError for a bad kwarg.
+        """
+        return self._render(messages, add_generation_prompt, tools, kwargs or {})
 
     def _render(
         self,
@@ -125,7 +146,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         kwargs: Mapping[str, object],
-    ) -> str:
+    ) -> TracedText:
         for name in kwargs:
             if name in _RESERVED:
                 raise RequestError(
@@ -159,11 +180,12 @@ class ChatTemplate:
         continue_final: a last message of the assistant is left open, the reply continues it.
         Raises TemplateError where the template refuses, RequestError for a bad kwarg.
         """
-        turns = self._with_system(messages, system)
-        mark, tag = self._two_marks((turns, tools or (), kwargs or {}))
-        turns = [{**self._guard_all(turn, mark), "role": turn["role"]} for turn in turns]
-        tools = self._guard_all(tools, mark)
-        kwargs = self._guard_all(dict(kwargs or {}), mark)
+        turns: list[Message] = [
+            {**traced(turn), "role": turn["role"]} if turn["role"] in _ROLES else traced(turn)
+            for turn in self._with_system(messages, system)
+        ]
+        tools = traced(tools)
+        kwargs = traced(kwargs or {})
         last = turns[-1]
         if (
             continue_final
@@ -171,24 +193,27 @@ class ChatTemplate:
             and isinstance(last.get("content"), str)
             and not last.get("tool_calls")
         ):
-            text = self._render_open(turns, tag, tools, kwargs)
+            text = self._render_open(turns, tools, kwargs)
         else:
             text = self._render(turns, True, tools, kwargs)
-        return self._tokenizer.encode(text, special=True, bos=False, drop=mark)
+        breaks = self._guarded.breaks(text, outside_of(text))
+        mark = self._mark_not_in(text) if breaks else ""
+        pieces = [text[start:end] for start, end in pairwise((0, *breaks, len(text)))]
+        return self._tokenizer.encode(mark.join(pieces), special=True, bos=False, drop=mark)
 
     def _render_open(
         self,
         turns: Sequence[Message],
-        tag: str,
         tools: Sequence[Mapping[str, Any]] | None,
         kwargs: Mapping[str, object],
-    ) -> str:
+    ) -> TracedText:
         """The conversation up to the end of its last message's content.
 
         As Hugging Face's continue_final_message: a tag after the content shows where it ends.
         The space behind the tag tells whether the template trims its contents.
         """
         content = turns[-1]["content"]
+        tag = self._mark_not_in(*(str(turn.get("content")) for turn in turns))
         tagged = [*turns[:-1], {**turns[-1], "content": content + tag + " "}]
         text = self._render(tagged, False, tools, kwargs)
         end = text.rfind(tag)
@@ -223,23 +248,12 @@ class ChatTemplate:
             "system message that could carry its text."
         )
 
-    def _two_marks(self, values: Iterable[Any]) -> tuple[str, str]:
-        """Two noncharacters that occur nowhere in the template, the vocabulary or the input."""
-        used = {c for text in _texts(values) for c in _NONCHARACTER_PATTERN.findall(text)}
-        free = [mark for mark in self._marks if mark not in used][:2]
-        if len(free) < 2:
-            raise TemplateError("The messages hold all of Unicode's noncharacters.")
-        return free[0], free[1]
-
-    def _guard_all(self, value: Any, mark: str) -> Any:
-        """A copy of `value` in which no text reads as a special token."""
-        if isinstance(value, str):
-            return self._guarded.break_up(value, mark)
-        if isinstance(value, Mapping):
-            return {self._guard_all(k, mark): self._guard_all(v, mark) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._guard_all(item, mark) for item in value]
-        return value
+    def _mark_not_in(self, *texts: str) -> str:
+        """A noncharacter that is neither in the texts, nor in the template or the vocabulary."""
+        for mark in self._marks:
+            if not any(mark in text for text in texts):
+                return mark
+        raise TemplateError("The messages hold all of Unicode's noncharacters.")
 
     def _renders_system(self) -> bool:
         """Whether a system message is rendered, and not refused or passed over."""
@@ -270,9 +284,6 @@ class ChatTemplate:
                 if self._tokenizer.is_control(token):
                     return frozenset({token})
         return frozenset()
-
-
-_NONCHARACTER_PATTERN = re.compile(f"[{''.join(_NONCHARACTERS)}]")
 
 
 def _guarded_tokens(tokenizer: Tokenizer, source: str) -> dict[str, int]:
@@ -306,15 +317,3 @@ def _as_templates_expect(message: Message) -> dict[str, Any]:
         if name in known:
             return {"thinking": known[name], **known, "reasoning_content": known[name]}
     return known
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, Iterable):
-        for item in value:
-            yield from _texts(item)

@@ -7,6 +7,7 @@ user-defined ones) are cut out here, before it: that keeps them out of reach of 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -33,8 +34,10 @@ class TokenKind(IntEnum):
 
 
 # Plain numbers: comparing them is done for each of some hundred thousand tokens.
-_USER_DEFINED = int(TokenKind.USER_DEFINED)
+_USER_DEFINED, _BYTE = int(TokenKind.USER_DEFINED), int(TokenKind.BYTE)
 _CONTROL_KINDS = frozenset((int(TokenKind.CONTROL), int(TokenKind.UNKNOWN)))
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 # Tokens that end a turn wherever they occur.  Many files mark them as user-defined, because
 # their makers added them later; they are control tokens all the same.
@@ -128,15 +131,19 @@ class Tokenizer:
         damaged or unwritable cache only costs time.
         Sets TOKENIZERS_PARALLELISM to false unless it is set: one prompt is one piece of work,
         and a second thread pool would compete with the engine's.
-        Raises CheckpointError, or UnsupportedModel for a vocabulary that cannot be had exactly.
+        Raises CheckpointError, or UnsupportedModel for a vocabulary that cannot be had exactly;
+        the message starts with the file.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        kinds = _checked_kinds(source)
-        if source.model == "gpt2":
-            backend = byte_level_backend(source, kinds)
-        else:
-            backend = sentencepiece_backend(source, kinds, cache_dir)
-        return cls(source, kinds, backend)
+        try:
+            kinds = _checked_kinds(source)
+            if source.model == "gpt2":
+                backend = byte_level_backend(source, kinds)
+            else:
+                backend = sentencepiece_backend(source, kinds, cache_dir)
+            return cls(source, kinds, backend)
+        except CheckpointError as error:
+            raise type(error)(f"{source.path}: {error}") from None
 
     def encode(
         self, text: str, *, special: bool, bos: bool | None = None, drop: str = ""
@@ -229,15 +236,21 @@ def _checked_kinds(source: TokenizerSource) -> list[int]:
     for name, token in (
         ("bos_token_id", source.bos_id),
         ("eos_token_id", source.eos_id),
-        ("eot_token_id", source.eot_id),
         ("unknown_token_id", source.unk_id),
         ("padding_token_id", source.pad_id),
+        *(("end of a reply", end) for end in source.end_ids),
     ):
         if token is not None and not 0 <= token < count:
             raise CheckpointError(
                 f"tokenizer.ggml.{name}: {token} is not one of the {count} tokens"
             )
-    control = [source.bos_id, source.eos_id, source.eot_id, *map(ids.get, _END_OF_TURN)]
+    for i, kind in enumerate(kinds):
+        if kind == _BYTE and not _BYTE_TOKEN.fullmatch(source.tokens[i]):
+            raise CheckpointError(
+                f"tokenizer.ggml.tokens[{i}]: {source.tokens[i][:60]!r} is marked as a byte, "
+                "but is not written as <0x00> to <0xFF>"
+            )
+    control = [source.bos_id, source.eos_id, *source.end_ids, *map(ids.get, _END_OF_TURN)]
     for token in control:
         if token is not None and kinds[token] != TokenKind.BYTE:
             kinds[token] = int(TokenKind.CONTROL)
@@ -266,5 +279,5 @@ def _end_ids(source: TokenizerSource, kinds: Sequence[int]) -> frozenset[int]:
     if "<|return|>" in found and "<|call|>" in found:
         # Where a reply ends with one of these, <|end|> only parts its channels.
         found.pop("<|end|>", None)
-    declared = {i for i in (source.eos_id, source.eot_id) if i is not None}
-    return frozenset(declared.union(found.values()))
+    eos = () if source.eos_id is None else (source.eos_id,)
+    return frozenset((*eos, *source.end_ids, *found.values()))

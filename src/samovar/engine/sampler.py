@@ -1,0 +1,125 @@
+"""From logits to tokens and log probabilities: the arguments and results of the native sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samovar import _native as native
+from samovar.engine.request import TokenLogprob
+from samovar.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to be sampled: from which row of the logits, and after which tokens.
+
+    drafted: drafts that stand between the sequence's tokens and the new one.
+    """
+
+    seq: Sequence
+    row: int
+    drafted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The token of a draw, with its log probability if the request asks for it."""
+
+    draw: Draw
+    token: int
+    logprob: TokenLogprob | None
+
+
+class Sampler:
+    """Samples from the logits of a runner's last step."""
+
+    def __init__(self, runner: native.Runner) -> None:
+        self._runner = runner
+
+    def sample(self, draws: list[Draw]) -> list[Drawn]:
+        """One token for each draw, in order.
+
+        A draw is keyed by (seed, choice, position of the new token) and depends on nothing else.
+        """
+        tokens = self._runner.sample(**sampling_arrays(draws)).tolist()
+        asking = [i for i, draw in enumerate(draws) if draw.seq.request.logprobs is not None]
+        tops = [draws[i].seq.request.logprobs or 0 for i in asking]
+        found = self.logprobs([draws[i].row for i in asking], [tokens[i] for i in asking], tops)
+        logprobs: list[TokenLogprob | None] = [None] * len(draws)
+        for i, logprob in zip(asking, found, strict=True):
+            logprobs[i] = logprob
+        return [Drawn(*drawn) for drawn in zip(draws, tokens, logprobs, strict=True)]
+
+    def logprobs(
+        self, rows: Items[int], tokens: Items[int], tops: Items[int]
+    ) -> list[TokenLogprob]:
+        """Of tokens[i] in logits row rows[i], with the tops[i] most probable tokens."""
+        if not rows:
+            return []
+        own, top_tokens, top_logprobs = self._runner.logprobs(
+            rows=_int32(rows), tokens=_int32(tokens), top=max(tops)
+        )
+        return [
+            TokenLogprob(token, logprob, tuple(zip(ids[:top], values[:top], strict=True)))
+            for token, logprob, ids, values, top in zip(
+                tokens, own.tolist(), top_tokens.tolist(), top_logprobs.tolist(), tops, strict=True
+            )
+        ]
+
+
+def sampling_arrays(draws: list[Draw]) -> dict[str, NDArray[Any]]:
+    """The arguments of the native sampler, one row for each draw."""
+    params = [draw.seq.request.sampling for draw in draws]
+    repeated: list[list[int]] = []
+    replied: list[list[int]] = []
+    for draw, p in zip(draws, params, strict=True):
+        recent: list[int] = []
+        if p.repeat_penalty != 1.0 and p.repeat_last_n:
+            recent = [*draw.seq.tokens[-p.repeat_last_n :], *draw.drafted][-p.repeat_last_n :]
+        repeated.append(recent)
+        counted = p.frequency_penalty or p.presence_penalty
+        replied.append([*draw.seq.reply, *draw.drafted] if counted else [])
+    biases = [p.logit_bias for p in params]
+    repeat_start, repeat_tokens = _ragged(repeated)
+    reply_start, reply_tokens = _ragged(replied)
+    bias_start, bias_tokens = _ragged([[token for token, _ in bias] for bias in biases])
+    return {
+        "rows": _int32([draw.row for draw in draws]),
+        "bias_start": bias_start,
+        "bias_tokens": bias_tokens,
+        "bias_values": _float32([value for bias in biases for _, value in bias]),
+        "temperature": _float32([p.temperature for p in params]),
+        "top_k": _int32([p.top_k for p in params]),
+        "top_p": _float32([p.top_p for p in params]),
+        "min_p": _float32([p.min_p for p in params]),
+        "repeat_penalty": _float32([p.repeat_penalty for p in params]),
+        "frequency_penalty": _float32([p.frequency_penalty for p in params]),
+        "presence_penalty": _float32([p.presence_penalty for p in params]),
+        "seed": np.array([p.seed for p in params], dtype=np.uint64),
+        "choice": np.array([draw.seq.choice for draw in draws], dtype=np.uint32),
+        "position": _int32([len(draw.seq.tokens) + len(draw.drafted) for draw in draws]),
+        "repeat_start": repeat_start,
+        "repeat_tokens": repeat_tokens,
+        "reply_start": reply_start,
+        "reply_tokens": reply_tokens,
+    }
+
+
+def _ragged(lists: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each list starts, and the end; then all of them, one after the other."""
+    starts = np.zeros(len(lists) + 1, dtype=np.int32)
+    np.cumsum([len(items) for items in lists], out=starts[1:])
+    return starts, _int32([item for items in lists for item in items])
+
+
+def _int32(values: Items[int]) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
+
+
+def _float32(values: Items[float]) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
