@@ -4,8 +4,8 @@
 
 constexpr int kScoreStride = kContextChunk + 16; // so that rows do not share a few sets of L1
 
-// exp(x) with the bits of math.inl for x <= 0, rounded to bf16.
-SAMOVAR_INLINE I exp_bf16(F x) {
+// exp(x) with the bits of math.inl for x <= 0, rounded to bf16; 0 where `seen` is not.
+SAMOVAR_INLINE __m256i exp_bf16(F x, __mmask16 seen) {
   constexpr float kRound = 12582912.0f;
   const F t = fma(x, set1(0x1.715476p+0f), set1(kRound));
   const F n = sub(t, set1(kRound));
@@ -16,9 +16,9 @@ SAMOVAR_INLINE I exp_bf16(F x) {
   q = fma(q, r, set1(0x1.55548ap-3f));
   q = fma(q, r, set1(0x1.fffffcp-2f));
   const F p = add(fma(q, mul(r, r), r), set1(1.0f));
-  // No result is subnormal, so that scaling by 2^n is exact.
-  const __mmask16 large = _mm512_cmp_ps_mask(x, set1(-86.9f), _CMP_NLT_UQ);
-  return bf16_bits(_mm512_maskz_scalef_ps(large, p, n));
+  // No result is subnormal, so that scaling by 2^n is exact, and so is what the conversion makes of it.
+  const __mmask16 large = _mm512_mask_cmp_ps_mask(seen, x, set1(-86.9f), _CMP_NLT_UQ);
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_scalef_ps(large, p, n)));
 }
 
 struct TileScores {
@@ -42,39 +42,54 @@ SAMOVAR_INLINE void score_tiles(const uint16_t* q, const uint8_t* const* keys, i
       SAMOVAR_BODY(auto c) { tile_store<c.value>(scores + c * 16, kScoreStride * sizeof(float)); });
 }
 
+// sum16 and max16 of one vector: the same tree, in registers.
+template <class Fold> SAMOVAR_INLINE float fold_vector(F x, Fold fold) {
+  x = fold(x, _mm512_shuffle_f32x4(x, x, 0x4e));
+  x = fold(x, _mm512_shuffle_f32x4(x, x, 0xb1));
+  x = fold(x, _mm512_permute_ps(x, 0x4e));
+  return _mm512_cvtss_f32(fold(x, _mm512_permute_ps(x, 0xb1)));
+}
+
+// body(i, lanes that are seen) for each vector i that has some
+template <class Body> SAMOVAR_INLINE void for_seen(Span seen, Body body) {
+  const int begin = seen.first / 16, last = seen.last / 16;
+  const auto head = static_cast<__mmask16>(0xffffu << (seen.first % 16));
+  const auto tail = static_cast<__mmask16>(0xffffu >> (15 - seen.last % 16));
+  body(begin, begin < last ? head : static_cast<__mmask16>(head & tail));
+  for (int i = begin + 1; i < last; ++i)
+    body(i, static_cast<__mmask16>(0xffff));
+  if (begin < last)
+    body(last, tail);
+}
+
+SAMOVAR_INLINE float largest_score(const float* s, Span seen, F scale) {
+  const F nothing = set1(-kInfinity);
+  F largest = nothing;
+  for_seen(
+      seen, SAMOVAR_BODY(int i, __mmask16 lanes) {
+        largest = max(_mm512_mask_mul_ps(nothing, lanes, load(s + i * 16), scale), largest);
+      });
+  return fold_vector(largest, SAMOVAR_BODY(F a, F b) { return max(a, b); });
+}
+
 // Turns the scores of pages [page, end) of a row into bf16 weights, zero outside `seen`; returns their sum.
-SAMOVAR_INLINE float softmax_tiles(TileScores& t, int row, int page, int end, Span seen, float factor,
-                                   float& most) {
+SAMOVAR_INLINE float softmax_row(TileScores& t, int row, int page, int end, Span seen, F scale, F shift) {
   const float* s = t.s[row];
-  const F scale = set1(factor);
-  const auto mask = SAMOVAR_BODY(int i) { // lanes of vector i that are seen
-    const int first = seen.first - i * 16, last = seen.last - i * 16;
-    const uint32_t from = first <= 0 ? 0xffff : first > 15 ? 0 : 0xffffu << first;
-    const uint32_t to = last >= 15 ? 0xffff : last < 0 ? 0 : 0xffffu >> (15 - last);
-    return static_cast<__mmask16>(from & to);
-  };
-  F largest = set1(-kInfinity);
-  for (int i = seen.first / 16; i <= seen.last / 16; ++i) {
-    const F x = _mm512_mask_mul_ps(set1(-kInfinity), mask(i), load(s + i * 16), scale);
-    largest = max(x, largest);
-  }
-  most = max16({{largest}});
-  const F shift = set1(most);
-  F sum = zero();
   const auto weights = SAMOVAR_BODY(int i) {
     return reinterpret_cast<__m256i*>(t.p[i / 2][row] + i % 2 * 16);
   };
-  const int begin = seen.first / 16, stop = seen.last / 16 + 1;
-  for (int i = 2 * page; i < begin; ++i)
+  F sum = zero();
+  for (int i = 2 * page; i < seen.first / 16; ++i)
     *weights(i) = _mm256_setzero_si256();
-  for (int i = begin; i < stop; ++i) {
-    const I e = _mm512_maskz_mov_epi32(mask(i), exp_bf16(sub(mul(load(s + i * 16), scale), shift)));
-    sum = add(sum, as_float(e));
-    *weights(i) = _mm512_cvtepi32_epi16(shr<16>(e));
-  }
-  for (int i = stop; i < 2 * end; ++i)
+  for_seen(
+      seen, SAMOVAR_BODY(int i, __mmask16 lanes) {
+        const __m256i e = exp_bf16(sub(mul(load(s + i * 16), scale), shift), lanes);
+        sum = add(sum, as_float(shl<16>(_mm512_cvtepu16_epi32(e))));
+        *weights(i) = e;
+      });
+  for (int i = seen.last / 16 + 1; i < 2 * end; ++i)
     *weights(i) = _mm256_setzero_si256();
-  return sum16({{sum}});
+  return fold_vector(sum, SAMOVAR_BODY(F a, F b) { return add(a, b); });
 }
 
 // o[.][d ...] += weights . values of some pages.  Tiles 0..3 are sums, 4 weights, 5..7 values.
@@ -140,9 +155,14 @@ template <KvType type> void attend_tiles(const AttendArgs& a) {
     else
       score_tiles<1>(q, keys, hd, t.s[0] + p * kPageTokens);
   }
+  // All maxima first: a row need not wait for its own.
+  const F scale = set1(a.scale);
   for (int r = 0; r < a.rows; ++r)
     if (spans[r].first <= spans[r].last)
-      a.l[r] = softmax_tiles(t, r, page, end, spans[r], a.scale, a.m[r]);
+      a.m[r] = largest_score(t.s[r], spans[r], scale);
+  for (int r = 0; r < a.rows; ++r)
+    if (spans[r].first <= spans[r].last)
+      a.l[r] = softmax_row(t, r, page, end, spans[r], scale, set1(a.m[r]));
     else
       for (int p = page; p < end; ++p)
         __builtin_memset(t.p[p][r], 0, sizeof t.p[p][r]);
