@@ -91,6 +91,8 @@ class Request:
 
     def __post_init__(self) -> None:
         _check_range("n", self.n, 1, MAX_CHOICES)
+        if self.prompt_only and self.n > 1:
+            raise RequestError("A prompt alone has one result, not n.", param="n")
         _check_range("logprobs", self.logprobs or 0, 0, MAX_LOGPROBS)
         _check_range("logprobs", self.prompt_logprobs or 0, 0, MAX_LOGPROBS)
         if not self.prompt:
