@@ -70,6 +70,24 @@ def test_a_prompt_from_standard_input_is_that_of_the_command_line(
     assert output(capfd, command, "--prompt", "-", "-n", "8") == given
 
 
+def test_a_line_of_a_conversation_that_is_not_text(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = io.TextIOWrapper(io.BytesIO(b"hi\xff\xfe\n"), "utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", line)
+    assert main(["chat", "-n", "2"]) == 1
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "samovar: The line holds bytes that are not UTF-8 text.\n")
+
+
+def test_more_than_a_request_may_hold_is_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_stdin(monkeypatch, b"a" * (8 << 20) + b"a")
+    assert main(["generate", "--prompt", "-"]) == 1
+    assert "more than 8 MiB" in capfd.readouterr().err
+
+
 def test_a_prompt_that_is_not_text(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

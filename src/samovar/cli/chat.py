@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samovar.cli.options import takes_settings
-from samovar.cli.reply import Reply, load_engine, read_prompt, stream
+from samovar.cli.reply import Reply, checked_text, load_engine, read_prompt, stream
 from samovar.config import Settings
 from samovar.errors import (
     ContextOverflow,
@@ -101,6 +101,7 @@ def _converse(engine: Engine, settings: Settings, name: str) -> int:
     while True:
         try:
             line = _read_line(interactive)
+            line = None if line is None else checked_text(line, "The line")
             if line is None or line in ("/exit", "/quit"):
                 return 0
             if line == "/clear":

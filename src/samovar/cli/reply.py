@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Text of a model must not command the terminal: all control characters but tab and newline.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
 
+MAX_INPUT_BYTES = 8 << 20  # as much as the body of a request may hold
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -54,14 +56,22 @@ def find_model(settings: Settings) -> LocalModel:
 def read_prompt(prompt: str) -> str:
     """The text of `--prompt`: itself, or for `-` standard input without its last newline."""
     if prompt == "-":
+        data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+        if len(data) > MAX_INPUT_BYTES:
+            raise SettingError(f"Standard input holds more than {MAX_INPUT_BYTES >> 20} MiB.")
         try:
-            text = sys.stdin.buffer.read().decode()
+            text = data.decode()
         except UnicodeDecodeError as error:
             raise SettingError(f"Standard input is not UTF-8 text: {error}.") from None
         return text.removesuffix("\n")
-    if any("\ud800" <= c <= "\udfff" for c in prompt):
-        raise SettingError("--prompt holds bytes that are not UTF-8 text.")
-    return prompt
+    return checked_text(prompt, "--prompt")
+
+
+def checked_text(text: str, label: str) -> str:
+    """`text`, which must hold none of the stand-ins for bytes that Python could not decode."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise SettingError(f"{label} holds bytes that are not UTF-8 text.")
+    return text
 
 
 def stream(engine: Engine, settings: Settings, prompt: Sequence[int], *, param: str) -> Reply:
