@@ -131,6 +131,11 @@ SAMOVAR_INLINE void finish_rows(const MatmulArgs& a, const RowBlocks& blocks, in
   }
 }
 
+// Tiles 0..3 hold weights, 4 activations, and 5..7 take turns as sums.
+//
+// While the sums of one block of rows are scaled and added, the products of the next are made, one after
+// each share of the rows: a product takes 52 cycles to arrive, and the processor does not look far enough
+// ahead to find other work by itself.
 template <Form form, int panels>
 [[gnu::noinline]] void q8_tiles(const MatmulArgs& a, const RowBlocks& blocks, int panel, bool more) {
   constexpr int sums = form == Form::U6 ? 2 : 1, per_panel = 2 * sums, tiles = panels * per_panel;
