@@ -120,6 +120,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=5)
     args, options = parser.parse_known_args()
+    if "--speculate" not in options:
+        options += ["--speculate", "off"]  # greedy replies to such prompts repeat themselves
 
     def rounds(url: str) -> None:
         asyncio.run(measure(url, 1, args.words, 16))  # warm up

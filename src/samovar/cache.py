@@ -10,8 +10,8 @@ from platformdirs import user_cache_dir
 
 
 def cache_directory() -> Path:
-    """SAMOVAR_CACHE_DIR, else the platform's own place; it may not exist yet."""
-    root = os.environ.get("SAMOVAR_CACHE_DIR") or user_cache_dir("samovar", appauthor=False)
+    """SAMOVAR_CACHE_HOME, else the platform's own place; it may not exist yet."""
+    root = os.environ.get("SAMOVAR_CACHE_HOME") or user_cache_dir("samovar", appauthor=False)
     return Path(root).expanduser()
 
 

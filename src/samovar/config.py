@@ -31,7 +31,7 @@ SourceKind = Literal["flag", "environment", "config.toml", "built-in"]
 
 # Variables that are no option: read where they are used, and no reason for a warning.
 OTHER_VARIABLES = {
-    "SAMOVAR_CACHE_DIR": "Directory of downloaded models and of what is slow to compute.",
+    "SAMOVAR_CACHE_HOME": "Directory of downloaded models and of what is slow to compute.",
     "SAMOVAR_CONFIG": "The file to read instead of config.toml in its usual place.",
     "SAMOVAR_TRACEBACK": "1 shows the traceback of an unexpected error.",
 }

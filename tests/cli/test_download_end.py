@@ -49,7 +49,7 @@ def test_a_signal_while_downloading_leaves_nothing(
         **kept,
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": f"http://127.0.0.1:{silent_index.getsockname()[1]}/simple",
-        "SAMOVAR_CACHE_DIR": str(tmp_path),
+        "SAMOVAR_CACHE_HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path),
     }
     with subprocess.Popen(

@@ -29,7 +29,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(option.variable, raising=False)
     monkeypatch.delenv("SAMOVAR_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("SAMOVAR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("SAMOVAR_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("SAMOVAR_THREADS", "1")
     monkeypatch.setenv("SAMOVAR_MODEL", str(MODEL))
 

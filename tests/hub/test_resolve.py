@@ -92,8 +92,8 @@ def test_the_catalog_is_sound() -> None:
 def test_the_cache_is_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SAMOVAR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("SAMOVAR_CACHE_HOME", str(tmp_path))
     assert hub.models_directory() == tmp_path / "models"
-    monkeypatch.delenv("SAMOVAR_CACHE_DIR")
+    monkeypatch.delenv("SAMOVAR_CACHE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert hub.models_directory() == tmp_path / "xdg" / "samovar" / "models"

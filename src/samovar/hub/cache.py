@@ -103,7 +103,7 @@ def require_space(model: KnownModel, directory: Path) -> None:
     if free < needed:
         raise DownloadError(
             f"{model.alias}: needs {needed / 2**20:.0f} MiB in {directory}, but only "
-            f"{free / 2**20:.0f} MiB are free; make room, or set SAMOVAR_CACHE_DIR"
+            f"{free / 2**20:.0f} MiB are free; make room, or set SAMOVAR_CACHE_HOME"
         )
 
 

@@ -108,7 +108,7 @@ def fetch(
         hint = "make room, or set" if error.errno == errno.ENOSPC else "set"
         raise DownloadError(
             f"{model.alias}: cannot be written to {directory} ({error.strerror or error}); {hint} "
-            "SAMOVAR_CACHE_DIR to another place"
+            "SAMOVAR_CACHE_HOME to another place"
         ) from error
     return path
 
