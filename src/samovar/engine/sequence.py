@@ -47,8 +47,8 @@ class Sequence:
         self.blocks: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self.cached: int | None = None  # prompt tokens found in the cache when it first ran
-        self._num_prompt = len(request.prompt)
-        room = num_ctx - self._num_prompt
+        self.num_prompt = len(request.prompt)
+        room = num_ctx - self.num_prompt
         self._max_reply = min(request.max_tokens or room, room)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopMatcher(request.stop)
@@ -74,15 +74,11 @@ class Sequence:
     def reads_prompt_logprobs(self) -> bool:
         """Whether logits of the prompt are still to be read."""
         wanted = self.request.prompt_logprobs is not None and not self.choice
-        return wanted and len(self.prompt_logprobs) < self._num_prompt - 1
+        return wanted and len(self.prompt_logprobs) < self.num_prompt - 1
 
     def can_reuse(self, block: int) -> bool:
         """Whether all tokens of the block with this index are reusable."""
         return (block + 1) * BLOCK_TOKENS <= self.num_reusable
-
-    @property
-    def num_prompt(self) -> int:
-        return self._num_prompt
 
     @property
     def num_room(self) -> int:
@@ -91,11 +87,11 @@ class Sequence:
 
     @property
     def num_reply(self) -> int:
-        return len(self.tokens) - self._num_prompt
+        return len(self.tokens) - self.num_prompt
 
     @property
     def reply(self) -> list[int]:
-        return self.tokens[self._num_prompt :]
+        return self.tokens[self.num_prompt :]
 
     def start(self) -> None:
         """Notes the moment at which the sequence first leaves the queue."""
@@ -154,7 +150,7 @@ class Sequence:
     def usage(self) -> Usage:
         started, first, last = self._started_at, self._first_token_at, self._last_token_at
         return Usage(
-            prompt_tokens=self._num_prompt,
+            prompt_tokens=self.num_prompt,
             completion_tokens=self.num_reply,
             cached_tokens=self.cached or 0,
             accepted_draft_tokens=self.num_accepted,
