@@ -151,8 +151,10 @@ class QueueFull(SamovarError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
-    def __init__(self, num_waiting: int, *, retry_after_s: int = 1) -> None:
-        super().__init__(f"{num_waiting} requests are waiting already; try again later.")
+    def __init__(self, num_replies: int, *, retry_after_s: int = 1) -> None:
+        super().__init__(
+            f"The queue is full: {num_replies} replies are running or waiting; try again later."
+        )
         self.retry_after_s = retry_after_s
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine_cases import MODEL_PATHS, alone, load, requests
 from samovar import AsyncEngine, Engine, Request
-from samovar.errors import ContextOverflow, QueueFull, Unavailable
+from samovar.errors import ContextOverflow, QueueFull, RequestError, Unavailable
 
 
 @asynccontextmanager
@@ -209,5 +209,43 @@ def test_more_requests_than_may_wait_are_refused() -> None:
             await streams[0].aclose()
             await waiting
             await streams[1].aclose()
+
+    asyncio.run(main())
+
+
+def test_a_reply_that_nobody_reads_gives_its_place_back() -> None:
+    engine = load(MODEL_PATHS[0], max_sequences=2, max_queue=0)
+    first, second, third = requests(engine, max_tokens=3)[:3]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            with front.streams([replace(first, n=2)]) as (unread,):
+                with pytest.raises(QueueFull):
+                    front.stream(second)
+                await anext(unread)
+                await until_idle(engine)
+                await asyncio.sleep(0)
+                with front.streams([second, third]) as streams:
+                    for stream in streams:
+                        assert [delta async for delta in stream][-1].finish_reason
+                reasons = [delta.finish_reason async for delta in unread]
+                assert len(list(filter(None, reasons))) == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("num_requests", "n", "param"), [(1, 4, "n"), (4, 1, "prompt")])
+def test_more_replies_than_there_are_places_are_wrong(
+    num_requests: int, n: int, param: str
+) -> None:
+    engine = load(MODEL_PATHS[0], max_sequences=1, max_queue=2)
+    several = [replace(each, n=n) for each in requests(engine)[:num_requests]]
+
+    async def main() -> None:
+        async with running(engine) as front:
+            with pytest.raises(RequestError) as info, front.streams(several):
+                pass
+            assert info.value.param == param
+            assert not isinstance(info.value, QueueFull)
 
     asyncio.run(main())

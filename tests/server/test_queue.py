@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 from starlette.types import Message
 
 from samovar.config import Settings
+from samovar.engine.request import Delta
 
 from .conftest import Api, FindLine, settings_for
 
@@ -19,52 +22,95 @@ SHORT = {"prompt": "Hello", "max_tokens": 1}
 PROMPT = list(range(30, 110))
 
 
-def reading(api: Api, prompts: list[list[int]]) -> tuple[asyncio.Task[None], asyncio.Event]:
-    """A stream whose client has read the headers and reads no further."""
-    begun = asyncio.Event()
+@contextmanager
+def paused(api: Api) -> Iterator[None]:
+    """While it lasts the engine begins no step."""
+    assert api.host.served is not None
+    engine = api.host.served.engine.engine
+    step, gate = engine.step, threading.Event()
 
-    async def send(message: Message) -> None:
-        if message.get("body", b"").startswith(b"data: "):
-            begun.set()
-            await asyncio.Event().wait()
+    def gated() -> list[tuple[str, Delta]] | None:
+        gate.wait()
+        return step()
 
-    call = api.call(TEXT, {"prompt": prompts, "stream": True, "max_tokens": 5}, send)
-    return asyncio.create_task(call), begun
+    engine.step = gated  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.step = step  # type: ignore[method-assign]
+        gate.set()
+
+
+def begun(api: Api, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(api.client.post(TEXT, json=body))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue(make_api: Callable[[Settings], Api], stream: bool) -> None:
+@pytest.mark.parametrize("many", [{"prompt": [[3], [4]]}, {"n": 2}, {"best_of": 2}])
+def test_a_full_queue(
+    make_api: Callable[[Settings], Api], many: dict[str, Any], stream: bool
+) -> None:
     api = make_api(settings_for(ctx=128, max_sequences=1, max_queue=2))
     assert api.post(TEXT, SHORT).status_code == 200
+    assert api.host.served is not None
+    front = api.host.served.engine
 
-    async def main() -> list[httpx.Response]:
-        two, begun = reading(api, [[3], [4]])
-        await begun.wait()
-        several = {**SHORT, "prompt": ["a", "b"], "stream": stream}
-        replies = [
-            await api.client.post(TEXT, json=several),
-            await api.client.post(TEXT, json={**SHORT, "stream": stream}),
-        ]
-        three, begun = reading(api, [[5]])
-        await begun.wait()
-        replies.append(await api.client.post(TEXT, json={**SHORT, "stream": stream}))
-        for task in (two, three):
-            task.cancel()
-            await task
-        replies.append(await api.client.post(TEXT, json=several))
-        return replies
+    async def main() -> tuple[list[httpx.Response], list[httpx.Response]]:
+        with paused(api):
+            two = begun(api, {**SHORT, **many})
+            while front.num_streams == 0:
+                await asyncio.sleep(0)
+            refused = [await api.client.post(TEXT, json={**SHORT, "n": 2, "stream": False})]
+            last = begun(api, {**SHORT, "stream": stream})
+            while front.num_streams < len(many.get("prompt", [0])) + 1:
+                await asyncio.sleep(0)
+            refused.append(await api.client.post(TEXT, json={**SHORT, "stream": stream}))
+        taken = [await two, await last]
+        taken.append(await api.client.post(TEXT, json={**SHORT, **many, "stream": False}))
+        return refused, taken
 
-    list_full, last_place, full, again = api.run(main())
-    assert [r.status_code for r in (list_full, last_place, full, again)] == [429, 200, 429, 200]
-    for response in (list_full, full):
+    refused, taken = api.run(main())
+    assert [r.status_code for r in taken] == [200, 200, 200]
+    for response in refused:
+        assert response.status_code == 429
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert error["param"] is None
         assert int(response.headers["retry-after"]) >= 1
         assert response.headers["content-type"] == "application/json"
-    served = api.host.served
-    assert served is not None
-    assert served.engine.num_streams == 0
+    assert front.num_streams == 0
+
+
+def test_a_client_that_reads_nothing_holds_no_place(make_api: Callable[[Settings], Api]) -> None:
+    api = make_api(settings_for(ctx=128, max_sequences=1, max_queue=1))
+    assert api.post(TEXT, SHORT).status_code == 200
+
+    async def main() -> list[int]:
+        stuck = []
+        statuses = []
+        for first in range(3, 8):
+            headers_read = asyncio.Event()
+
+            async def send(message: Message, read: asyncio.Event = headers_read) -> None:
+                if message.get("body", b"").startswith(b"data: "):
+                    read.set()
+                    await asyncio.Event().wait()
+
+            body = {"prompt": [[first], [first + 1]], "stream": True, "max_tokens": 5}
+            stuck.append(asyncio.create_task(api.call(TEXT, body, send)))
+            await headers_read.wait()
+            statuses.append((await until_taken(api)).status_code)
+        for task in stuck:
+            task.cancel()
+            await task
+        return statuses
+
+    async def until_taken(api: Api) -> httpx.Response:
+        while (reply := await api.client.post(TEXT, json=SHORT)).status_code == 429:
+            pass  # the replies that nobody reads are still being computed
+        return reply
+
+    assert api.run(main()) == [200] * 5
 
 
 def test_a_burst_is_refused_beyond_the_bound(make_api: Callable[[Settings], Api]) -> None:

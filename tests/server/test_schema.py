@@ -189,7 +189,7 @@ def test_a_suffix_is_refused_by_name() -> None:
     [
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
-        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"logprobs": "1"}, "logprobs"),
         ({"echo": 1}, "echo"),
         ({"best_of": 0}, "best_of"),

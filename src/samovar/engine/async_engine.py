@@ -7,7 +7,8 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 
 from samovar.engine.engine import Engine
 from samovar.engine.request import Delta, Request
@@ -30,7 +31,9 @@ class AsyncEngine:
         self.engine = engine
         self.failure: BaseException | None = None
         self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()
-        self._streams: dict[str, asyncio.Queue[Delta | None]] = {}  # event loop only
+        # Event loop only:
+        self._streams: dict[str, asyncio.Queue[Delta | None]] = {}
+        self._owed: dict[str, int] = {}  # replies of each request that have not ended
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -47,13 +50,29 @@ class AsyncEngine:
         The request is refused here, and joins the queue when the first delta is asked for; closing
         the generator aborts it.  `param` names the field that the prompt came from.
         """
-        self._refuse_if_failed()
-        self.engine.check_queue(len(self._streams))
-        self.engine.check(request, param=param)
+        self._refuse([request], param)
         return self._stream(request)
+
+    @contextmanager
+    def streams(
+        self, requests: Sequence[Request], *, param: str = "prompt"
+    ) -> Iterator[list[AsyncGenerator[Delta, None]]]:
+        """The streams of requests that are taken or refused together.
+
+        Their places in the queue are theirs from here on, each until its reply has ended in the
+        engine: how fast anyone reads is no matter.
+        """
+        self._refuse(requests, param)
+        self._owed.update((request.id, request.n) for request in requests)
+        try:
+            yield [self._stream(request) for request in requests]
+        finally:
+            for request in requests:
+                self._owed.pop(request.id, None)
 
     @property
     def num_streams(self) -> int:
+        """Streams that are open, read to their ends or not."""
         return len(self._streams)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -77,6 +96,7 @@ class AsyncEngine:
         deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
         self._refuse_if_failed()  # it may have failed since the stream was asked for
         self._streams[request.id] = deltas
+        self._owed.setdefault(request.id, request.n)
         num_unfinished = request.n
         try:
             self._inbox.put(request)
@@ -92,8 +112,17 @@ class AsyncEngine:
                 yield delta
         finally:
             del self._streams[request.id]
+            self._owed.pop(request.id, None)
             if num_unfinished:
                 self._inbox.put(request.id)
+
+    def _refuse(self, requests: Sequence[Request], param: str) -> None:
+        self._refuse_if_failed()
+        num_replies = sum(request.n for request in requests)
+        many = param if len(requests) > 1 else "n"
+        self.engine.check_queue(num_replies, sum(self._owed.values()), param=many)
+        for request in requests:
+            self.engine.check(request, param=param)
 
     def _refuse_if_failed(self) -> None:
         if isinstance(self.failure, Unavailable):
@@ -108,6 +137,10 @@ class AsyncEngine:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.put_nowait(delta)
+                if delta.error:
+                    self._owed.pop(request_id, None)
+                elif delta.finish_reason and request_id in self._owed:
+                    self._owed[request_id] -= 1
 
     def _fail(self, failure: BaseException) -> None:
         self.failure = self.failure or failure

@@ -66,7 +66,7 @@ class Engine:
         )
         self._pace = Pace(options.batch, options.max_step_ms / 1000)
         self._speculation = Speculation(options.speculate)
-        self._max_requests = options.max_sequences + options.max_queue
+        self._max_replies = options.max_sequences + options.max_queue
         self._sequences: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self._steps = 0
         self._tokens_computed = 0
@@ -101,10 +101,19 @@ class Engine:
                 f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
             )
 
-    def check_queue(self, num_requests: int) -> None:
-        """Raises QueueFull if one more than `num_requests` is too many; thread-safe."""
-        if num_requests >= self._max_requests:
-            raise QueueFull(self._scheduler.num_waiting)
+    def check_queue(self, num_new: int, num_owed: int, *, param: str = "prompt") -> None:
+        """Whether `num_new` replies find places beside `num_owed` unfinished ones; thread-safe.
+
+        Raises QueueFull, or RequestError naming `param` for more than there could ever be.
+        """
+        if num_new > self._max_replies:
+            raise RequestError(
+                f"The request asks for {num_new} replies at once; this server takes"
+                f" {self._max_replies}.",
+                param=param,
+            )
+        if num_new + num_owed > self._max_replies:
+            raise QueueFull(num_owed)
 
     def submit(self, request: Request) -> None:
         """Queues a request; its id must not be in use."""

@@ -110,8 +110,7 @@ async def complete(
         )
         for index, prompt in enumerate(prompts)
     ]
-    with exchange.host.admit(model, len(requests), param=param):
-        streams = [model.engine.stream(request, param=param) for request in requests]
+    with model.engine.streams(requests, param=param) as streams:
         record.seed = sampling.seed
         headers = {"x-seed": str(sampling.seed), **ignored_header(record.ignored_fields)}
         gained = pieces(merge(streams, record), plan, prompts, engine.tokenizer, engine.end_ids)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from samovar.errors import (
     DownloadError,
     MemoryLimit,
     ModelNotFound,
-    RequestError,
     SamovarError,
     Unavailable,
 )
@@ -92,7 +91,6 @@ class ModelHost:
         # Threads of their own: long prompts shall not hold up the loading or the end of a model.
         self._prompt_threads = ThreadPoolExecutor(PROMPT_THREADS, "samovar-prompt")
         self._idle_until = 0.0
-        self._num_admitted = 0
 
     async def in_thread(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """The result of a function that would hold up the event loop: parsing, tokenizing."""
@@ -100,27 +98,6 @@ class ModelHost:
             raise shutting_down()
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._prompt_threads, call)
-
-    @contextmanager
-    def admit(
-        self, model: ServedModel, num_prompts: int, *, param: str
-    ) -> Generator[None, None, None]:
-        """Reserves places in the engine's queue for all prompts of a request, or for none.
-
-        Raises QueueFull, or RequestError for a request that could never have them.
-        """
-        most = self._settings.max_sequences + self._settings.max_queue
-        if num_prompts > most:
-            raise RequestError(
-                f"'{param}' holds {num_prompts} prompts; this server takes {most} at once.",
-                param=param,
-            )
-        model.engine.engine.check_queue(self._num_admitted + num_prompts - 1)
-        self._num_admitted += num_prompts
-        try:
-            yield
-        finally:
-            self._num_admitted -= num_prompts
 
     def note_request(self) -> None:
         """Notes that a request is about to go to the engine."""

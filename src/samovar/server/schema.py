@@ -34,7 +34,6 @@ from samovar.server.unbuilt import (
     refuse_unbuilt,
 )
 
-MAX_TEXT_LOGPROBS = 5
 MAX_IGNORED_NAMES = 20  # of the fields that a header and a log line can name
 MAX_IGNORED_NAME_CHARS = 64
 # What a chat template gets from the request itself.
@@ -172,7 +171,7 @@ class TextFields(GenerationFields):
     best_of: NumChoices | None = None
     echo: Flag = False
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_TEXT_LOGPROBS)] | None, BeforeValidator(values.num_top)
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(values.num_top)
     ] = None
 
     @property
