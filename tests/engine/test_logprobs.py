@@ -15,7 +15,7 @@ from samovar import Engine, Request, SamplingParams
 from samovar.checkpoint import open_checkpoint
 from samovar.engine.blocks import blocks_for
 from samovar.engine.request import Delta, TokenLogprob
-from samovar.errors import RequestError
+from samovar.errors import ContextOverflow, RequestError
 from samovar.models.registry import build_program
 
 NUM_CTX = 256
@@ -121,3 +121,13 @@ def test_bias_makes_and_forbids_tokens(engine: Engine) -> None:
 def test_bad_biases_are_refused(value: float) -> None:
     with pytest.raises(RequestError, match="logit_bias"):
         SamplingParams(logit_bias=((1, value),))
+
+
+def test_a_prompt_that_fills_the_context_can_be_scored(engine: Engine) -> None:
+    full = tuple(30 + i % 7 * 11 for i in range(NUM_CTX))
+    scored = request(prompt=full, prompt_logprobs=0, prompt_only=True)
+    (delta,) = run(engine, scored)["r"]
+    assert (len(delta.prompt_logprobs), delta.error) == (NUM_CTX - 1, None)
+    for wrong in (replace(scored, prompt=(*full, 3)), request(prompt=full)):
+        with pytest.raises(ContextOverflow):
+            engine.check(wrong)

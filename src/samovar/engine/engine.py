@@ -87,7 +87,8 @@ class Engine:
 
     def check(self, request: Request, *, param: str = "prompt") -> None:
         """Raises what `submit` would raise; thread-safe.  `param` names the field in the error."""
-        if len(request.prompt) >= self.info.num_ctx:
+        # A reply needs room for its first token; what is only scored does not.
+        if len(request.prompt) + (not request.prompt_only) > self.info.num_ctx:
             raise ContextOverflow(len(request.prompt), self.info.num_ctx, param=param)
         vocab_size = self.tokenizer.vocab_size
         for token, _ in request.sampling.logit_bias:

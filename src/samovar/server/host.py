@@ -64,13 +64,13 @@ class ServedModel:
             len(text) if text.isascii() else len(text) // MAX_COMPOSED for text in texts
         )
         at_least = -(-num_chars // self.longest_token)
-        if at_least >= num_ctx:
+        if at_least > num_ctx:
             raise ContextOverflow(at_least, num_ctx, param=param, at_least=True)
 
     def refuse_too_many(self, num_messages: int, *, param: str) -> None:
         """Raises ContextOverflow for more messages than the context has tokens."""
         num_ctx = self.engine.engine.info.num_ctx
-        if num_messages >= num_ctx:
+        if num_messages > num_ctx:
             raise ContextOverflow(num_messages, num_ctx, param=param, at_least=True)
 
 
