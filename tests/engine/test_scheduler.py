@@ -12,6 +12,7 @@ from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Request, SamplingParams
 from samovar.engine.scheduler import Scheduler
 from samovar.engine.sequence import Sequence
+from samovar.engine.speculate import Speculation
 from samovar.text.tokenizer import Tokenizer
 
 NUM_CTX = 8 * BLOCK_TOKENS
@@ -74,7 +75,9 @@ def test_every_request_ends_and_no_block_is_lost(
     spare_blocks: int,
 ) -> None:
     tree = PrefixTree(BlockPool(blocks_for(NUM_CTX) + spare_blocks))
-    scheduler = Scheduler(tree, max_sequences=max_sequences, copy_block=lambda src, dst: None)
+    scheduler = Scheduler(
+        tree, Speculation("off"), max_sequences=max_sequences, copy_block=lambda src, dst: None
+    )
     wanted: dict[int, Arrival] = {}
     born: dict[int, int] = {}
     step = 0
@@ -108,7 +111,9 @@ def test_every_request_ends_and_no_block_is_lost(
 
 def test_prompts_share_a_step_and_replies_are_never_left_out(byte_tokenizer: Tokenizer) -> None:
     tree = PrefixTree(BlockPool(1000))
-    scheduler = Scheduler(tree, max_sequences=8, copy_block=lambda src, dst: None)
+    scheduler = Scheduler(
+        tree, Speculation("off"), max_sequences=8, copy_block=lambda src, dst: None
+    )
 
     def add(num_prompt: int) -> Sequence:
         request = Request(
@@ -129,7 +134,9 @@ def test_prompts_share_a_step_and_replies_are_never_left_out(byte_tokenizer: Tok
 
 def test_the_youngest_gives_way_and_the_oldest_goes_on(byte_tokenizer: Tokenizer) -> None:
     tree = PrefixTree(BlockPool(4))
-    scheduler = Scheduler(tree, max_sequences=8, copy_block=lambda src, dst: None)
+    scheduler = Scheduler(
+        tree, Speculation("off"), max_sequences=8, copy_block=lambda src, dst: None
+    )
     greedy = SamplingParams()
     old, young = (
         Sequence(

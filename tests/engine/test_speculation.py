@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine_cases import MODEL_PATHS, load, replies, requests
 from samovar import Engine, Request, SamplingParams
-from samovar.engine.speculate import GRAM, NGrams, Speculation
+from samovar.engine.speculate import GRAMS, MOST_DRAFTS, MOST_REPLIES, Lookup, Speculation
 
 NUM_CTX = 512
 
@@ -57,31 +57,72 @@ def test_rejected_drafts_never_enter_the_prefix_tree() -> None:
     assert replies(engine, [turn]) == replies(fresh, [turn])
 
 
-@given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=60), most=st.integers(1, 9))
-def test_a_draft_is_what_followed_the_last_occurrence(tokens: list[int], most: int) -> None:
-    ngrams = NGrams()
+@given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=60), most=st.integers(1, 12))
+def test_a_draft_goes_on_as_an_earlier_occurrence_did(tokens: list[int], most: int) -> None:
+    lookup = Lookup()
     for end in range(1, len(tokens) + 1):  # the index grows with the sequence
-        draft = ngrams.propose(tokens[:end], most)
-    tail = tokens[-GRAM:]
-    starts = [i for i in range(len(tokens) - GRAM) if tokens[i : i + GRAM] == tail]
-    if len(tokens) >= GRAM and starts:
-        assert list(draft) == tokens[starts[-1] + GRAM :][:most]
-    else:
+        draft = lookup.propose(tokens[:end], most)
+    shortest, longest = min(GRAMS), max(GRAMS)
+
+    def ends_of(gram: int) -> list[int]:
+        tail = tokens[-gram:]
+        return [i for i in range(gram, len(tokens)) if tokens[i - gram : i] == tail]
+
+    if len(tokens) <= shortest or not ends_of(shortest):
         assert draft == ()
+        return
+    assert len(draft) == most
+    ends = ends_of(longest) or ends_of(shortest)
+    followed = [(*tokens, *draft)[end : end + most] for end in ends]
+    assert draft in followed
+    assert 0 < lookup.chance(most) < 1
 
 
-def test_drafts_stop_when_they_do_not_pay_and_are_tried_again() -> None:
+def test_chances_follow_what_the_sequence_does() -> None:
+    copying, alternating = Lookup(), Lookup()
+    passage = list(range(100))
+    for end in range(1, 100):
+        copying.propose([*passage, *passage[:end]], 1)
+    text = [0, 1, 2]
+    for i in range(100):  # after 1, 2 comes something new each time
+        text += [3 + i, 1, 2]
+        alternating.propose(text, 1)
+    assert copying.chance(0) > 0.9
+    assert alternating.chance(0) < 0.15
+
+
+def share(speculation: Speculation, *lookups: Lookup) -> int:
+    counts = speculation.share({i: (lookup, MOST_DRAFTS) for i, lookup in enumerate(lookups)})
+    return sum(counts.values())
+
+
+@pytest.mark.parametrize("num_replies", [1, 2, MOST_REPLIES])
+def test_drafts_are_made_while_they_pay(num_replies: int) -> None:
+    hopeful, hopeless = [], []
+    for _ in range(num_replies):
+        hopeful.append(Lookup())
+        hopeful[-1].propose([1, 2, 3, 4, 5, 6, 7, 8, 9] * 6, 1)
+        hopeless.append(Lookup())
+        for i in range(100):
+            hopeless[-1].propose([token for j in range(i) for token in (3 + j, 1, 2)], 1)
     speculation = Speculation("auto")
-    speculation.note(0, 0, 0, 1.0)
-    tried = 0
-    for _ in range(1000):
-        if speculation.draft_budget(1):
-            tried += 1
-            speculation.note(8, 0, 1, 1.5)
+    assert share(speculation, *hopeful) == 0  # before it knows how long a step lasts
+    speculation.note(num_replies, 0, 1.0)
+    assert share(speculation, *hopeful) == MOST_DRAFTS
+    assert share(speculation, *hopeless) == 0
+    for _ in range(1000):  # a machine on which each further row costs a whole step
+        if num_drafts := share(speculation, *hopeful):
+            speculation.note(num_replies, num_drafts, 1.0 + num_drafts)
         else:
-            speculation.note(0, 0, 0, 1.0)
-    assert 10 < tried < 40
-    for _ in range(1000):
-        if speculation.draft_budget(1):
-            speculation.note(8, 8, 1, 1.5)
-    assert speculation.draft_budget(1)
+            speculation.note(num_replies, 0, 1.0)
+    assert share(speculation, *hopeful) == 0
+    assert not speculation.drafts_for(MOST_REPLIES + 1)
+
+
+def test_one_disturbed_step_does_not_end_drafts() -> None:
+    lookup = Lookup()
+    lookup.propose([1, 2, 3, 4, 5, 6, 7, 8, 9] * 6, 1)
+    speculation = Speculation("auto")
+    speculation.note(1, 0, 1.0)
+    speculation.note(1, share(speculation, lookup), 1000.0)
+    assert share(speculation, lookup) > 0

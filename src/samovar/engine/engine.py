@@ -61,11 +61,14 @@ class Engine:
         self._disk = model.disk
         self._num_blocks = model.num_blocks
         self._tree = PrefixTree(BlockPool(model.num_blocks), model.disk)
+        self._speculation = Speculation(options.speculate)
         self._scheduler = Scheduler(
-            self._tree, max_sequences=options.max_sequences, copy_block=model.cache.copy_block
+            self._tree,
+            self._speculation,
+            max_sequences=options.max_sequences,
+            copy_block=model.cache.copy_block,
         )
         self._pace = Pace(options.batch, options.max_step_ms / 1000)
-        self._speculation = Speculation(options.speculate)
         self._max_replies = options.max_sequences + options.max_queue
         self._sequences: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self._steps = 0
@@ -144,10 +147,7 @@ class Engine:
     def step(self) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do."""
         started = time.monotonic()
-        num_replies = self._scheduler.num_decoding
-        chunks = self._scheduler.schedule(
-            self._pace.budget(num_replies), self._speculation.draft_budget(num_replies)
-        )
+        chunks = self._scheduler.schedule(self._pace.budget(self._scheduler.num_decoding))
         if not chunks:
             return None
         bad_rows = set(self._runner.run(**step_arrays(chunks)).tolist())
@@ -281,7 +281,6 @@ class Engine:
                 break
             accepted += 1
             seq.computed += 1
-        seq.last_accepted = accepted
         seq.num_accepted += accepted
         seq.num_rejected += len(drafts) - accepted
         if accepted and not deltas[-1][1].finish_reason:
@@ -298,10 +297,8 @@ class Engine:
     def _learn(self, chunks: list[Chunk], seconds: float) -> None:
         replies = [chunk for chunk in chunks if chunk.is_reply]
         num_prompt_tokens = sum(chunk.count for chunk in chunks if not chunk.is_reply)
-        drafting = [chunk for chunk in replies if chunk.drafts]
-        if not drafting:
+        num_drafts = sum(len(chunk.drafts) for chunk in replies)
+        if not num_drafts:
             self._pace.note(len(replies), num_prompt_tokens, seconds)
         if not num_prompt_tokens:
-            drafted = sum(len(chunk.drafts) for chunk in drafting)
-            accepted = sum(chunk.seq.last_accepted for chunk in drafting)
-            self._speculation.note(drafted, accepted, len(drafting), seconds)
+            self._speculation.note(len(replies), num_drafts, seconds)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
 from samovar.engine.prefix import Node, PrefixTree
 from samovar.engine.sequence import Sequence
+from samovar.engine.speculate import MOST_DRAFTS, Speculation
 
 PROMPT_LOGIT_ROWS = 32  # logits of a prompt that are read in one step
 
@@ -59,9 +60,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, tree: PrefixTree, *, max_sequences: int, copy_block: Callable[[int, int], None]
+        self,
+        tree: PrefixTree,
+        speculation: Speculation,
+        *,
+        max_sequences: int,
+        copy_block: Callable[[int, int], None],
     ) -> None:
         self.tree = tree
+        self.speculation = speculation
         self._max_sequences = max_sequences
         self._copy_block = copy_block
         self._running: list[Sequence] = []  # oldest first
@@ -101,15 +108,14 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
 
-    def schedule(self, budget: int, draft_budget: int = 0) -> list[Chunk]:
+    def schedule(self, budget: int) -> list[Chunk]:
         """The chunks of the next step, oldest sequence first; empty when there is nothing to do.
 
         budget: prompt tokens that the step may compute besides one token of each reply.
-        draft_budget: guesses that the step may check, in equal parts for all replies.
         """
         self._grow_replies()
         self._admit()
-        return self._share(max(1, budget), draft_budget)
+        return self._share(max(1, budget))
 
     def commit(self, chunks: list[Chunk]) -> None:
         """Notes that the chunks were computed; completed blocks enter the tree."""
@@ -232,7 +238,7 @@ class Scheduler:
     def _tip(self, seq: Sequence) -> Node:
         return seq.path[-1] if seq.path else self._root(seq)
 
-    def _share(self, budget: int, draft_budget: int) -> list[Chunk]:
+    def _share(self, budget: int) -> list[Chunk]:
         counts: dict[int, int] = {}
         prompts: list[Sequence] = []
         claims: set[tuple[int, tuple[int, ...]]] = set()
@@ -262,23 +268,34 @@ class Scheduler:
             extra = max(0, min(seq.pending - counts[id(seq)], budget))
             counts[id(seq)] += extra
             budget -= extra
-        most_drafts = draft_budget // max(1, self.num_decoding)
+        drafts_of = self._draft()
         chunks = []
         for seq in self._running:
-            drafts = self._draft(seq, most_drafts) if seq.pending == 1 else ()
+            drafts = drafts_of.get(id(seq), ())
             if count := counts.get(id(seq)):
                 reads_logprobs = seq.reads_prompt_logprobs
                 count += len(drafts)
                 chunks.append(Chunk(seq, seq.computed, count, drafts, reads_logprobs))
         return chunks
 
-    def _draft(self, seq: Sequence, most: int) -> tuple[int, ...]:
-        """Guesses for one reply, with blocks for them if they can be had without a sacrifice."""
-        most = min(most, seq.num_room - 1)  # the last token of a reply is never computed
-        drafts = seq.ngrams.propose(seq.tokens, most) if most > 0 else ()
-        need = blocks_for(len(seq.tokens) + len(drafts)) - len(seq.path) - len(seq.blocks)
-        if need > 0:
+    def _draft(self) -> dict[int, tuple[int, ...]]:
+        """Guesses for replies, with blocks for them if they can be had without a sacrifice."""
+        replies = [seq for seq in self._running if seq.pending == 1]
+        if not self.speculation.drafts_for(len(replies)):
+            return {}
+        found = {}
+        for seq in replies:
+            room = seq.num_room - 1  # the last token of a reply is never computed
+            found[id(seq)] = seq.lookup.propose(seq.tokens, min(MOST_DRAFTS, room))
+        counts = self.speculation.share(
+            {id(seq): (seq.lookup, len(found[id(seq)])) for seq in replies}
+        )
+        drafts = {}
+        for seq in replies:
+            wanted = found[id(seq)][: counts.get(id(seq), 0)]
+            need = blocks_for(len(seq.tokens) + len(wanted)) - len(seq.path) - len(seq.blocks)
             if need > self.tree.num_available:
-                return ()
-            seq.blocks += self.tree.take(need)
+                continue
+            seq.blocks += self.tree.take(max(0, need))
+            drafts[id(seq)] = wanted
         return drafts

@@ -7,7 +7,7 @@ import time
 from samovar.engine.blocks import BLOCK_TOKENS
 from samovar.engine.prefix import Node
 from samovar.engine.request import Delta, FinishReason, Request, TokenLogprob, Usage
-from samovar.engine.speculate import NGrams
+from samovar.engine.speculate import Lookup
 from samovar.text.detokenizer import Detokenizer
 from samovar.text.stops import StopMatcher
 from samovar.text.tokenizer import Tokenizer
@@ -38,8 +38,8 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.lead = lead  # the choice that computed the prompt for this one
-        self.ngrams = NGrams()
-        self.num_accepted = self.last_accepted = 0
+        self.lookup = Lookup()
+        self.num_accepted = 0
         self.num_rejected = 0
         self.tokens = list(request.prompt)
         self.computed = 0

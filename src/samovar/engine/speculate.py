@@ -2,65 +2,157 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Tokens
 
-GRAM = 3  # tokens that must have occurred before
-MOST_DRAFTS = 8  # in one step
+GRAMS = (4, 2)  # lengths of the runs of tokens that are looked up, the best first
+LONGEST_MATCH = 16  # beyond it a longer match tells no more
+MOST_DRAFTS = 12  # in one step
 MOST_REPLIES = 4  # with more replies in a step its matmuls are busy anyway
-SMOOTHING = 0.1
-TRIAL_STEPS = 64  # after a pause of so many steps drafts are tried again
+
+# How probably the next token is the one that followed a match of at least so many tokens before.
+# Only a beginning: what a sequence shows itself soon outweighs it.
+PRIORS = ((16, 0.95), (8, 0.85), (5, 0.7), (4, 0.6), (3, 0.45), (2, 0.3), (0, 0.0))
+PRIOR_WEIGHT = 3.0
+FORGET = 0.96  # weight of what was seen, for each time it is seen again
+
+SMOOTHING = 0.15
+ROW_COST = 0.15  # of a further row, as a share of a step without drafts; only a beginning, too
+SLOWEST_SAMPLE = 1.5  # a step that lasts longer than expected by more was disturbed
+REFRESH = 32  # after so many steps with drafts one without tells again how long it lasts
 
 
-class NGrams:
-    """Where each run of GRAM tokens of one sequence last occurred."""
+class Lookup:
+    """Where the last tokens of one sequence occurred before, and what they are good for.
+
+    A match that has begun is followed for as long as the sequence repeats it.  Every token tells
+    whether a draft would have been right, so that it costs nothing to find out whether drafts pay.
+    """
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, ...], int] = {}
-        self._num_indexed = GRAM
+        self._ends: dict[tuple[int, ...], int] = {}  # behind the last occurrence of each run
+        self._num_indexed = 0
+        self._num_seen = 0
+        self._source: int | None = None  # of the next token, if it goes on as before
+        self._match = 0
+        self._right = dict.fromkeys((length for length, _ in PRIORS), 0.0)
+        self._tried = dict(self._right)
 
     def propose(self, tokens: Tokens[int], most: int) -> tuple[int, ...]:
-        """What followed the last GRAM tokens when they occurred before; empty if they did not."""
+        """What should follow `tokens`, which have only grown since the last call."""
+        self._learn(tokens)
+        if self._source is None:
+            self._find(tokens)
+        if self._source is None:
+            return ()
+        drafts: list[int] = []
+        for i in range(self._source, self._source + most):  # it may run into the drafts themselves
+            drafts.append(tokens[i] if i < len(tokens) else drafts[i - len(tokens)])
+        return tuple(drafts)
+
+    def chance(self, ahead: int) -> float:
+        """How probably the draft with index `ahead` is right if those before it are."""
+        length, prior = next(each for each in PRIORS if self._match + ahead >= each[0])
+        seen = self._tried[length] + PRIOR_WEIGHT
+        return (self._right[length] + PRIOR_WEIGHT * prior) / seen
+
+    def _learn(self, tokens: Tokens[int]) -> None:
+        for i in range(self._num_seen, len(tokens)):
+            if self._source is None:
+                break
+            length = next(length for length, _ in PRIORS if self._match >= length)
+            right = tokens[i] == tokens[self._source]
+            self._tried[length] = self._tried[length] * FORGET + 1
+            self._right[length] = self._right[length] * FORGET + right
+            self._source = self._source + 1 if right else None
+            self._match += 1
+        self._num_seen = len(tokens)
+
+    def _find(self, tokens: Tokens[int]) -> None:
         for end in range(self._num_indexed, len(tokens)):
-            self._next[tuple(tokens[end - GRAM : end])] = end
-        self._num_indexed = max(self._num_indexed, len(tokens))
-        start = self._next.get(tuple(tokens[-GRAM:]))
-        return () if start is None else tuple(tokens[start : start + most])
+            for gram in GRAMS:
+                if end >= gram:
+                    self._ends[tuple(tokens[end - gram : end])] = end
+        self._num_indexed = len(tokens)
+        for gram in GRAMS:
+            source = self._ends.get(tuple(tokens[-gram:]))
+            if source is not None and len(tokens) >= gram:
+                self._source, self._match = source, gram
+                while (
+                    self._match < min(source, LONGEST_MATCH)
+                    and tokens[source - self._match - 1] == tokens[-self._match - 1]
+                ):
+                    self._match += 1
+                return
 
 
 class Speculation:
-    """Decides how many drafts a step may hold, from what they gained so far.
+    """Decides how many drafts each reply gets in a step.
 
-    A step with drafts yields more tokens but lasts longer: it pays while tokens a step, over those
-    without drafts, exceed the ratio of the two durations.  Both are moving averages.
+    A step with drafts yields more tokens but lasts longer.  The drafts that are most probably right
+    are added for as long as that raises the expected tokens per second.  mode: "auto"; "ngram",
+    which drafts wherever there is a match; "off".
     """
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
-        self._plain_s = 0.0  # a step of one row for each reply
-        self._ratio = 1.0  # duration of a step with drafts over one without
-        self._gain = 2.0  # tokens of a reply in a step with drafts; hopeful at first
-        self._pause = 0
+        self._plain_s: dict[int, float] = {}  # duration without drafts, by number of replies
+        self._cost: dict[tuple[int, int], float] = {}  # over that, by numbers of replies and drafts
+        self._num_drafting = 0  # steps with drafts since the last one without
 
-    def draft_budget(self, num_replies: int) -> int:
-        """Drafts that the next step, with `num_replies` replies in it, may check in all."""
-        if self._mode == "off" or num_replies > MOST_REPLIES:
-            return 0
+    def drafts_for(self, num_replies: int) -> bool:
+        """Whether a step with so many replies may hold drafts at all."""
+        return self._mode != "off" and 0 < num_replies <= MOST_REPLIES
+
+    def share(self, lookups: Mapping[int, tuple[Lookup, int]]) -> dict[int, int]:
+        """How many drafts each of the replies of a step should get.
+
+        lookups: by any key, each with the number of drafts that it has.
+        """
+        most = MOST_DRAFTS // len(lookups)
         if self._mode == "ngram":
-            return MOST_DRAFTS
-        if self._pause:
-            self._pause -= 1
-            return 0
-        return MOST_DRAFTS
+            return {key: min(most, found) for key, (_, found) in lookups.items()}
+        if len(lookups) not in self._plain_s or self._num_drafting >= REFRESH:
+            return {}
+        return self._best(len(lookups), self._by_chance(lookups, most))
 
-    def note(self, drafted: int, accepted: int, num_drafting: int, seconds: float) -> None:
-        """Learns from a step of replies only; all counts are sums over the replies with drafts."""
-        if not drafted:
-            weight = SMOOTHING if self._plain_s else 1.0
-            self._plain_s += weight * (seconds - self._plain_s)
-            return
-        if self._plain_s:
-            self._ratio += SMOOTHING * (seconds / self._plain_s - self._ratio)
-        self._gain += SMOOTHING * (1 + accepted / num_drafting - self._gain)
-        if self._gain < self._ratio:
-            self._pause = TRIAL_STEPS
-            self._gain = self._ratio  # one failure after the pause stops it again
+    def note(self, num_replies: int, num_drafts: int, seconds: float) -> None:
+        """Learns from a step of `num_replies` replies and nothing else."""
+        if num_drafts == 0:
+            self._num_drafting = 0
+            plain_s = self._plain_s.setdefault(num_replies, seconds)
+            sample = min(seconds, SLOWEST_SAMPLE * plain_s)
+            self._plain_s[num_replies] += SMOOTHING * (sample - plain_s)
+        elif num_replies in self._plain_s:
+            self._num_drafting += 1
+            cost = self._expected_cost(num_replies, num_drafts)
+            sample = min(seconds / self._plain_s[num_replies], SLOWEST_SAMPLE * cost)
+            self._cost[num_replies, num_drafts] = cost + SMOOTHING * (sample - cost)
+
+    def _expected_cost(self, num_replies: int, num_drafts: int) -> float:
+        known = self._cost.get((num_replies, num_drafts))
+        return 1 + ROW_COST * num_drafts if known is None else known
+
+    def _by_chance(
+        self, lookups: Mapping[int, tuple[Lookup, int]], most: int
+    ) -> list[tuple[float, int]]:
+        """What each possible draft adds to the tokens of a step, with its key; largest first."""
+        gains: list[tuple[float, int]] = []
+        for key, (lookup, found) in lookups.items():
+            all_right = 1.0
+            for ahead in range(min(most, found)):
+                all_right *= lookup.chance(ahead)
+                gains.append((all_right, key))
+        return sorted(gains, key=lambda gain: -gain[0])  # stable: a draft never precedes its base
+
+    def _best(self, num_replies: int, gains: Iterable[tuple[float, int]]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        best: dict[int, int] = {}
+        tokens = best_rate = float(num_replies)
+        for num_drafts, (gain, key) in enumerate(gains, start=1):
+            tokens += gain
+            counts[key] = counts.get(key, 0) + 1
+            rate = tokens / self._expected_cost(num_replies, num_drafts)
+            if rate > best_rate:
+                best_rate, best = rate, dict(counts)
+        return best
