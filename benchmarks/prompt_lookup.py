@@ -97,7 +97,8 @@ def main() -> None:
         print(
             f"{name}: {found['plain_tok_s']:.0f} -> {found['drafting_tok_s']:.0f} tok/s,"
             f" ratio {found['ratio']:.2f} ({low:.2f} to {high:.2f});"
-            f" {found['reply_tokens']} tokens, drafts right {found['accepted']}, wrong {found['rejected']}; loops {found['loops']}"
+            f" {found['reply_tokens']} tokens, drafts right {found['accepted']},"
+            f" wrong {found['rejected']}; loops {found['loops']}"
         )
     copying = list(results.values())[:-1]
     print(f"median of the copying ones: {statistics.median(f['ratio'] for f in copying):.2f}")

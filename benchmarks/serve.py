@@ -1,9 +1,8 @@
 """Tokens per second over HTTP, for one stream and for several at once.
 
 Starts `samovar serve` on a free port of the loopback; each request has a prompt of its own and asks
-for a fixed number of tokens.  The client only looks for line ends: one that makes objects of every
-chunk, as the official library does, takes a tenth of a machine with two cores for itself.  Compare
-one stream with `samovar bench` run just before and after, since the machine's speed drifts.
+for a fixed number of tokens.  Compare one stream with `samovar bench` run just before and after,
+since the machine's speed drifts.
 
     python benchmarks/serve.py smollm2 --streams 1 8 --tokens 128 --repeat 5
 """
@@ -13,82 +12,32 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-WORDS = ["river", "stone", "lamp", "garden", "winter", "letter", "engine", "paper", "silver"]
-START_TIMEOUT_S = 60
-
-
-def prompt(index: int, num_words: int) -> str:
-    """A prompt that differs from every other one in its first words already."""
-    words = (WORDS[(index * 7 + i * i) % len(WORDS)] for i in range(num_words))
-    return f"Tale number {index}: " + " ".join(words)
-
-
-@contextmanager
-def server(model: str, options: list[str]) -> Iterator[str]:
-    """Base URL of a server that lives as long as the context; its output goes to a file."""
-    command = [sys.executable, "-m", "samovar", "serve", model, "--port", "0", *options]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        started = time.monotonic()
-        with log.open("w") as sink:
-            process = subprocess.Popen(command, stdout=sink, stderr=sink)
-        try:
-            while not (found := re.search(r"http://127\.0\.0\.1:\d+/v1", log.read_text())):
-                if process.poll() is not None or time.monotonic() - started > START_TIMEOUT_S:
-                    raise SystemExit("the server did not start:\n" + log.read_text())
-                time.sleep(0.01)
-            print(f"listening after {time.monotonic() - started:.2f} s", file=sys.stderr)
-            yield found[0]
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+from client import events, prompt, server
 
 
 async def one_stream(url: str, text: str, num_tokens: int) -> tuple[float, float, int]:
     """Seconds to the first piece and to the last, and the tokens of one streamed reply."""
-    host, port = urlsplit(url).hostname, urlsplit(url).port
-    body = json.dumps(
-        {
-            "prompt": text,
-            "max_tokens": num_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-    lines = [
-        "POST /v1/completions HTTP/1.1",
-        f"Host: {host}:{port}",
-        f"Content-Length: {len(body)}",
-    ]
-    head = "\r\n".join([*lines, "", ""])
+    body = {
+        "prompt": text,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     started = time.monotonic()
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(head.encode() + body)
     first: float | None = None
     last = started
     count = 0
-    while (line := await reader.readline()) != b"data: [DONE]\n":
-        if line.startswith(b"data: ") and b'"text"' in line:
-            last = time.monotonic()
-            first = first or last
-        elif b'"choices":[]' in line:
-            count = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
-        elif not line:
-            raise SystemExit("the stream ended before its end")
-    writer.close()
+    async for at, data in events(url, "/completions", body):
+        if b'"text"' in data:
+            last = at
+            first = first or at
+        elif b'"choices":[]' in data:
+            count = json.loads(data)["usage"]["completion_tokens"]
     return (first or last) - started, last - started, count
 
 
