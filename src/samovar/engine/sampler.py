@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samovar import _native as native
-from samovar.engine.request import TokenLogprob
+from samovar.engine.request import SamplingParams, TokenLogprob
 from samovar.engine.sequence import Sequence
 
 
@@ -40,13 +41,15 @@ class Sampler:
 
     def __init__(self, runner: native.Runner) -> None:
         self._runner = runner
+        self._asked: list[tuple[SamplingParams, int]] = []
+        self._constant: dict[str, NDArray[Any]] = {}
 
     def sample(self, draws: list[Draw]) -> list[Drawn]:
         """One token for each draw, in order.
 
         A draw is keyed by (seed, choice, position of the new token) and depends on nothing else.
         """
-        tokens = self._runner.sample(**sampling_arrays(draws)).tolist()
+        tokens = self._runner.sample(**self._arguments(draws)).tolist()
         asking = [i for i, draw in enumerate(draws) if draw.seq.request.logprobs is not None]
         tops = [draws[i].seq.request.logprobs or 0 for i in asking]
         found = self.logprobs([draws[i].row for i in asking], [tokens[i] for i in asking], tops)
@@ -71,25 +74,47 @@ class Sampler:
             )
         ]
 
+    def _arguments(self, draws: list[Draw]) -> dict[str, NDArray[Any]]:
+        """The arguments of the native sampler, one row for each draw."""
+        # Mostly the replies of a step are those of the step before: what they ask for is kept.
+        asked = [(draw.seq.request.sampling, draw.seq.choice) for draw in draws]
+        if asked != self._asked:
+            self._asked, self._constant = asked, _constant_arrays(asked)
+        repeat_start, repeat_tokens = _ragged([_repeated(draw) for draw in draws])
+        reply_start, reply_tokens = _ragged([_replied(draw) for draw in draws])
+        return {
+            **self._constant,
+            "rows": _int32([draw.row for draw in draws]),
+            "position": _int32([len(draw.seq.tokens) + len(draw.drafted) for draw in draws]),
+            "repeat_start": repeat_start,
+            "repeat_tokens": repeat_tokens,
+            "reply_start": reply_start,
+            "reply_tokens": reply_tokens,
+        }
 
-def sampling_arrays(draws: list[Draw]) -> dict[str, NDArray[Any]]:
-    """The arguments of the native sampler, one row for each draw."""
-    params = [draw.seq.request.sampling for draw in draws]
-    repeated: list[list[int]] = []
-    replied: list[list[int]] = []
-    for draw, p in zip(draws, params, strict=True):
-        recent: list[int] = []
-        if p.repeat_penalty != 1.0 and p.repeat_last_n:
-            recent = [*draw.seq.tokens[-p.repeat_last_n :], *draw.drafted][-p.repeat_last_n :]
-        repeated.append(recent)
-        counted = p.frequency_penalty or p.presence_penalty
-        replied.append([*draw.seq.reply, *draw.drafted] if counted else [])
+
+def _repeated(draw: Draw) -> list[int]:
+    """The tokens that the repeat penalty lowers."""
+    p = draw.seq.request.sampling
+    if p.repeat_penalty == 1.0 or not p.repeat_last_n:
+        return []
+    return [*draw.seq.tokens[-p.repeat_last_n :], *draw.drafted][-p.repeat_last_n :]
+
+
+def _replied(draw: Draw) -> list[int]:
+    """The tokens that frequency and presence penalties count."""
+    p = draw.seq.request.sampling
+    if not p.frequency_penalty and not p.presence_penalty:
+        return []
+    return [*draw.seq.reply, *draw.drafted]
+
+
+def _constant_arrays(asked: list[tuple[SamplingParams, int]]) -> dict[str, NDArray[Any]]:
+    """What the draws ask of the sampler, at whatever position."""
+    params = [p for p, _ in asked]
     biases = [p.logit_bias for p in params]
-    repeat_start, repeat_tokens = _ragged(repeated)
-    reply_start, reply_tokens = _ragged(replied)
     bias_start, bias_tokens = _ragged([[token for token, _ in bias] for bias in biases])
     return {
-        "rows": _int32([draw.row for draw in draws]),
         "bias_start": bias_start,
         "bias_tokens": bias_tokens,
         "bias_values": _float32([value for bias in biases for _, value in bias]),
@@ -101,20 +126,14 @@ def sampling_arrays(draws: list[Draw]) -> dict[str, NDArray[Any]]:
         "frequency_penalty": _float32([p.frequency_penalty for p in params]),
         "presence_penalty": _float32([p.presence_penalty for p in params]),
         "seed": np.array([p.seed for p in params], dtype=np.uint64),
-        "choice": np.array([draw.seq.choice for draw in draws], dtype=np.uint32),
-        "position": _int32([len(draw.seq.tokens) + len(draw.drafted) for draw in draws]),
-        "repeat_start": repeat_start,
-        "repeat_tokens": repeat_tokens,
-        "reply_start": reply_start,
-        "reply_tokens": reply_tokens,
+        "choice": np.array([choice for _, choice in asked], dtype=np.uint32),
     }
 
 
 def _ragged(lists: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Where each list starts, and the end; then all of them, one after the other."""
-    starts = np.zeros(len(lists) + 1, dtype=np.int32)
-    np.cumsum([len(items) for items in lists], out=starts[1:])
-    return starts, _int32([item for items in lists for item in items])
+    starts = list(accumulate(map(len, lists), initial=0))
+    return _int32(starts), _int32([item for items in lists for item in items])
 
 
 def _int32(values: Items[int]) -> NDArray[np.int32]:
