@@ -17,6 +17,7 @@ from soak_client import Answer, Broken, Connection
 MOST_CASES = 4000
 MOST_FAULTS = 40  # then it is over
 REPLY_TIMEOUT_S = 900  # of time that counts
+SETTLING_S = 30.0
 PAUSE_S = 5.0  # a longer gap between two ticks means that we were stopped
 MOST_RETRIES = 100
 REFUSED = [  # path, body, status, and the field that the error names
@@ -50,6 +51,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.pauses = 0
+        self._paused_at = -SETTLING_S
         self._last = time.monotonic()
 
     async def run(self) -> None:
@@ -60,8 +62,14 @@ class Clock:
             self._last += passed
             if passed > PAUSE_S:
                 self.pauses += 1
+                self._paused_at = self.seconds
             else:
                 self.seconds += passed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last pause is long enough ago that servers show nothing of it."""
+        return self.seconds - self._paused_at >= SETTLING_S
 
     async def within(self, seconds: float, work: Awaitable[Any]) -> Any:
         """The result of `work`; TimeoutError after so many seconds that count."""
@@ -201,8 +209,16 @@ class Clients:
                 folded.add(event)
             found = folded.result()
         else:
-            found = self._result(await connection.whole(answer))
+            answer = await connection.whole(answer)
+            found = self._result(answer)
+            if answer.status == 200:
+                self._count(answer.body["usage"])
         self._compare(case, found, "streamed" if stream else "whole")
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        self.counts["cached tokens"] += usage["prompt_tokens_details"]["cached_tokens"]
+        details = usage["completion_tokens_details"]
+        self.counts["accepted drafts"] += details["accepted_prediction_tokens"]
 
     def _compare(self, case: Case, found: dict[str, Any], how: str) -> None:
         assert case.expected is not None
