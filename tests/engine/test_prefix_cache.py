@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine_cases import MODEL_PATHS, load, replies
 from samovar import Engine, Request, SamplingParams
@@ -90,79 +88,3 @@ def test_the_least_recently_used_leaves_first(engine: Engine) -> None:
     cached_tokens(small, request(prompts[0]))  # used again: now the other one is the older
     cached_tokens(small, request(prompts[2]))
     assert cached_tokens(small, request(prompts[0])) > cached_tokens(small, request(prompts[1]))
-
-
-@dataclass(frozen=True)
-class Arrival:
-    pieces: tuple[int, ...]
-    cut: int
-    gap: int
-    lifetime: int | None
-    seed: int
-
-
-# Prompts are made of few pieces of odd lengths and cut anywhere: they share prefixes of every kind.
-PIECES = [tuple(range(30, 30 + 45)), tuple(range(90, 90 + 32)), (7,) * 20, (8, 9) * 13]
-arrivals = st.lists(
-    st.builds(
-        Arrival,
-        pieces=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=4).map(tuple),
-        cut=st.integers(0, 40),
-        gap=st.integers(0, 5),
-        lifetime=st.none() | st.integers(0, 30),
-        seed=st.integers(0, 3),
-    ),
-    min_size=2,
-    max_size=8,
-)
-
-
-@pytest.fixture(scope="module")
-def engines() -> dict[str, Engine]:
-    """One that computes each request alone and forgets, and crowded ones that keep their caches."""
-    return {
-        "judge": load(MODEL_PATHS[0], ctx=NUM_CTX),
-        "roomy": load(MODEL_PATHS[0], ctx=NUM_CTX, batch=64),
-        # One context and a little: nearly every step something is evicted or gives way.
-        "cramped": load(MODEL_PATHS[0], ctx=NUM_CTX, batch=19, num_blocks=blocks_for(NUM_CTX) + 3),
-    }
-
-
-@given(arrivals=arrivals, which=st.sampled_from(["roomy", "cramped"]))
-@settings(max_examples=100)
-def test_random_mixes_reply_as_alone_from_an_empty_cache(
-    engines: dict[str, Engine], arrivals: list[Arrival], which: str
-) -> None:
-    engine = engines[which]
-    wanted: list[Request] = []
-    due: list[int] = []
-    for arrival in arrivals:
-        prompt = sum((PIECES[i] for i in arrival.pieces), ())
-        prompt = prompt[: max(1, len(prompt) - arrival.cut)]
-        sampling = SamplingParams(temperature=0.9, top_p=1.0, seed=arrival.seed)
-        wanted.append(request(prompt, id=str(len(wanted)), sampling=sampling, max_tokens=24))
-        due.append(arrival.gap + (due[-1] if due else 0))
-    found: dict[str, list[int]] = {r.id: [] for r in wanted}
-    live: set[str] = set()
-    step = 0
-    while step <= due[-1] or live:
-        for r, at_step in zip(wanted, due, strict=True):
-            if at_step == step:
-                engine.submit(r)
-                live.add(r.id)
-        for request_id, delta in engine.step() or []:
-            found[request_id] += delta.tokens
-            if delta.finish_reason:
-                live.discard(request_id)
-        for r, at_step, arrival in zip(wanted, due, arrivals, strict=True):
-            if arrival.lifetime is not None and at_step + arrival.lifetime == step and r.id in live:
-                engine.abort(r.id)
-                live.discard(r.id)
-        step += 1
-    engine.check_blocks()
-    assert engine.stats().blocks_used == 0
-    for r, arrival in zip(wanted, arrivals, strict=True):
-        engines["judge"].forget()
-        whole = replies(engines["judge"], [r])[r.id][0]
-        tokens = found[r.id]
-        assert tokens == (whole if arrival.lifetime is None else whole[: len(tokens)])

@@ -6,11 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from engine_cases import MODEL_PATHS, PROMPTS, alone, load, replies, requests
-from samovar import Engine
+from engine_cases import MODEL_PATHS, alone, load, replies, requests
 from samovar._native import available
 from samovar.engine.blocks import blocks_for
 
@@ -63,54 +60,3 @@ def test_few_blocks_make_sequences_give_way_but_change_nothing(path: Path) -> No
         found.setdefault(request_id, []).extend(delta.tokens)
     assert found == {key: tokens for key, (tokens, _, _) in expected.items()}
     assert cramped.stats().preemptions > 0
-
-
-@pytest.fixture(scope="module")
-def shared_engine() -> Engine:
-    return load(MODEL_PATHS[0], ctx=256)
-
-
-@pytest.fixture(scope="module")
-def expected(shared_engine: Engine) -> dict[str, tuple[list[int], str, str]]:
-    return alone(shared_engine, requests(shared_engine))
-
-
-@given(
-    order=st.permutations(range(len(PROMPTS))),
-    gaps=st.lists(st.integers(0, 6), min_size=len(PROMPTS), max_size=len(PROMPTS)),
-    lifetimes=st.lists(
-        st.none() | st.integers(0, 30), min_size=len(PROMPTS), max_size=len(PROMPTS)
-    ),
-)
-@settings(max_examples=40)
-def test_joining_leaving_and_aborting_change_nobody_else(
-    shared_engine: Engine,
-    expected: dict[str, tuple[list[int], str, str]],
-    order: list[int],
-    gaps: list[int],
-    lifetimes: list[int | None],
-) -> None:
-    wanted = requests(shared_engine)
-    found: dict[str, list[int]] = {r.id: [] for r in wanted}
-    arrivals = {i: sum(gaps[: k + 1]) for k, i in enumerate(order)}
-    live: set[str] = set()
-    step = 0
-    while step <= max(arrivals.values()) or live:
-        for i, at_step in arrivals.items():
-            if at_step == step:
-                shared_engine.submit(wanted[i])
-                live.add(wanted[i].id)
-        for request_id, delta in shared_engine.step() or []:
-            found[request_id] += delta.tokens
-            if delta.finish_reason:
-                live.discard(request_id)
-        for i, lifetime in enumerate(lifetimes):
-            if lifetime is not None and arrivals[i] + lifetime == step and wanted[i].id in live:
-                shared_engine.abort(wanted[i].id)
-                live.discard(wanted[i].id)
-        step += 1
-    shared_engine.check_blocks()
-    assert shared_engine.stats().blocks_used == 0
-    for i, lifetime in enumerate(lifetimes):
-        tokens, whole = found[str(i)], expected[str(i)][0]
-        assert tokens == (whole if lifetime is None else whole[: len(tokens)])

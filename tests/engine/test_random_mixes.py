@@ -1,0 +1,195 @@
+"""Random mixes of requests: each reply is the one computed alone, and no block is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_cases import MODEL_PATHS, load
+from samovar import Delta, Engine, Request, SamplingParams
+from samovar.engine.blocks import blocks_for
+from samovar.engine.request import TokenLogprob
+
+NUM_CTX = 256
+NUM_KEYS = 3
+
+# Prompts are made of few pieces of odd lengths and cut anywhere: they share prefixes of every kind.
+PIECES = [
+    tuple(range(30, 75)),
+    tuple(range(90, 122)),
+    (7,) * 20,
+    (8, 9) * 13,
+    tuple("naïve café, 東京, \U0001f469\u200d\U0001f680".encode()),
+]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.9, top_p=1.0),
+    SamplingParams(temperature=0.7, top_k=2),  # repeats itself: drafts, right ones and wrong ones
+    SamplingParams(temperature=1.2, min_p=0.01, frequency_penalty=0.5, repeat_penalty=1.2),
+    SamplingParams(temperature=0.5, logit_bias=((65, 2.0), (66, -100.0)), presence_penalty=1.0),
+]
+STOPS: list[tuple[str, ...]] = [(), (), ("A",), ("\n", "e ", "\u4eac"), ("ab", "\ufffd\ufffd")]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, the steps between the arrival before and its own, and when its client leaves."""
+
+    request: Request
+    gap: int
+    lifetime: int | None
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    pieces = draw(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4))
+    prompt = sum(pieces, ())
+    prompt_logprobs = draw(st.sampled_from([None, None, None, 0, 2]))
+    prompt_only = prompt_logprobs is not None and draw(st.booleans())
+    return Request(
+        id="",
+        prompt=prompt[: max(1, len(prompt) - draw(st.sampled_from([0, 0, 0, 1, 13, 32, 40])))],
+        sampling=replace(draw(st.sampled_from(SAMPLINGS)), seed=draw(st.integers(0, 3))),
+        max_tokens=draw(st.sampled_from([24, 24, 40, 3, 1])),
+        stop=draw(st.sampled_from(STOPS)),
+        end_ids=frozenset({draw(st.sampled_from([256, 101]))}),
+        n=1 if prompt_only else draw(st.sampled_from([1, 1, 1, 2, 3])),
+        logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        prompt_logprobs=prompt_logprobs,
+        prompt_only=prompt_only,
+        owner=f"key {draw(st.integers(1, NUM_KEYS))}",
+    )
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        request=requests(),
+        gap=st.integers(0, 5),
+        lifetime=st.none() | st.none() | st.integers(0, 30),
+    ),
+    min_size=3,
+    max_size=9,
+)
+
+
+@dataclass
+class Reply:
+    """All that the deltas of one choice told."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        assert delta.error is None
+        assert self.finish_reason is None
+        self.tokens += delta.tokens
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish_reason = delta.finish_reason
+
+    def begins(self, whole: Reply) -> bool:
+        """Whether this is what had come of the whole reply when its client left."""
+        return (
+            whole.tokens[: len(self.tokens)] == self.tokens
+            and whole.text.startswith(self.text)
+            and whole.logprobs[: len(self.logprobs)] == self.logprobs
+            and self.prompt_logprobs in ([], whole.prompt_logprobs)
+            and self.finish_reason in (None, whole.finish_reason)
+        )
+
+
+class Judge:
+    """Computes each request alone, from an empty cache, and remembers the replies."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = load(path, ctx=NUM_CTX, speculate="off")
+        self._known: dict[Request, list[Reply]] = {}
+
+    def replies(self, request: Request) -> list[Reply]:
+        """The reply of each choice."""
+        request = replace(request, id="judged", owner="")
+        if request not in self._known:
+            self._engine.forget()
+            found = [Reply() for _ in range(request.n)]
+            for _, delta in self._engine.generate([request]):
+                found[delta.choice].add(delta)
+            self._known[request] = found
+        return self._known[request]
+
+
+# One context is eight blocks: with few more, something is evicted or gives way nearly every step.
+CONDITIONS: dict[str, dict[str, object]] = {
+    "roomy": {"batch": 64},
+    "cramped": {"batch": 19, "speculate": "off", "num_blocks": blocks_for(NUM_CTX) + 3},
+    "drafting": {"batch": 33, "speculate": "ngram", "num_blocks": blocks_for(NUM_CTX)},
+    "few places": {"batch": 5, "speculate": "ngram", "max_sequences": 2, "num_blocks": 8},
+    "on disk": {"batch": 40, "num_blocks": blocks_for(NUM_CTX) + 1},
+}
+
+
+@pytest.fixture(scope="module")
+def judges() -> dict[Path, Judge]:
+    return {path: Judge(path) for path in MODEL_PATHS}
+
+
+@pytest.fixture
+def crowded(path: Path, condition: str, tmp_path: Path) -> Iterator[Engine]:
+    """An engine that keeps what it has cached from mix to mix."""
+    options = dict(CONDITIONS[condition])
+    if condition == "on disk":
+        options |= {"cache_dir": str(tmp_path), "cache_disk_gb": 40 * 17_000 / 2**30}
+    engine = load(path, ctx=NUM_CTX, **options)
+    yield engine
+    if condition not in ("roomy", "few places"):
+        assert engine.stats().preemptions > 0  # else the mixes proved less than they say
+    engine.close()
+
+
+@pytest.mark.parametrize("path", MODEL_PATHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("condition", CONDITIONS)
+@given(arrivals=arrivals)
+@settings(max_examples=50)
+def test_a_reply_is_the_one_computed_alone(
+    judges: dict[Path, Judge], crowded: Engine, path: Path, arrivals: list[Arrival]
+) -> None:
+    engine = crowded
+    wanted = [replace(arrival.request, id=str(i)) for i, arrival in enumerate(arrivals)]
+    due = [sum(arrival.gap for arrival in arrivals[: i + 1]) for i in range(len(arrivals))]
+    found = {r.id: [Reply() for _ in range(r.n)] for r in wanted}
+    live: dict[str, int] = {}  # unfinished choices
+    step = 0
+    while step <= due[-1] or live:
+        for r, at_step in zip(wanted, due, strict=True):
+            if at_step == step:
+                engine.submit(r)
+                live[r.id] = r.n
+        for request_id, delta in engine.step() or []:
+            found[request_id][delta.choice].add(delta)
+            if delta.finish_reason:
+                live[request_id] -= 1
+                if not live[request_id]:
+                    del live[request_id]
+        for r, at_step, arrival in zip(wanted, due, arrivals, strict=True):
+            if arrival.lifetime is not None and at_step + arrival.lifetime == step and r.id in live:
+                engine.abort(r.id)
+                del live[r.id]
+        engine.check_blocks()
+        step += 1
+    assert engine.is_idle
+    assert engine.stats().blocks_used == 0
+    for r, arrival in zip(wanted, arrivals, strict=True):
+        whole = judges[path].replies(r)
+        if arrival.lifetime is None:
+            assert found[r.id] == whole
+        else:
+            assert all(part.begins(full) for part, full in zip(found[r.id], whole, strict=True))
