@@ -92,8 +92,8 @@ def conditions(cache: Path) -> Iterator[Condition]:
         if isa != "portable":
             for threads in (1, 2, 3):
                 for batch in (1, 7, 512):
-                    yield Condition(isa, threads, batch, at_once=1)
-                    yield Condition(isa, threads, batch, at_once=8)
+                    yield Condition(isa, threads, batch)
+            yield Condition(isa, at_once=1)
             yield Condition(isa, at_once=len(PROMPTS), others=NUM_OTHERS)
             yield Condition(isa, at_once=1, speculate="ngram")
             yield Condition(isa, at_once=len(PROMPTS), few_blocks=True)
@@ -144,7 +144,7 @@ def main() -> None:
         for condition in conditions(Path(cache)):
             engine = condition.engine(args.model)
             wanted = requests(engine, args.tokens)
-            for temperature in ("cold", "warm"):
+            for temperature in ("cold", "warm") if condition.cache else ("cold",):
                 started = time.monotonic()
                 found = digest(engine, wanted, condition.at_once, condition.others)
                 expected = expected or found

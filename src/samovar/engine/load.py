@@ -284,11 +284,13 @@ def _disk_tier(options: EngineOptions, model_sha256: str, cache: native.KvCache)
 def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int, free: int) -> int:
     """Blocks of the KV pool: at least one context, at most what all sequences can use."""
     one = blocks_for(num_ctx)
+    free = max(0, free)
     if one * block_bytes > free:
-        fits = max(0, free // block_bytes * BLOCK_TOKENS)
+        fits = free // block_bytes * BLOCK_TOKENS
+        advice = f"choose --ctx of at most {fits}, or --kv q8" if fits else "it cannot run here"
         raise MemoryLimit(
             f"The KV cache of one context of {num_ctx} tokens needs "
             f"{one * block_bytes / 2**20:.0f} MiB, but only {free / 2**20:.0f} MiB are free: "
-            f"choose --ctx of at most {fits}, or --kv q8."
+            f"{advice}."
         )
     return min(one * max_sequences, max(one, free // KV_SHARE_OF_FREE_MEMORY // block_bytes))
