@@ -1,8 +1,10 @@
 // The fastest that an instruction set can multiply: its product from registers, nothing around it.
 
-// 12 sums are enough to keep two units busy through the latency of a product.  A Dot that gathers words
-// before its sum (AVX2) needs two registers, but waits for a single addition only.
-constexpr int kPeakSums = sizeof(Dot<4>) > sizeof(I) ? 4 : 12;
+// Whether a Dot gathers words before its sum (AVX2): it then needs two registers, but the next product waits
+// for a single addition only.
+constexpr bool kDotGathers = sizeof(Dot<4>) > sizeof(I);
+// 12 sums are enough to keep two units busy through the latency of a product.
+constexpr int kPeakSums = kDotGathers ? 4 : 12;
 
 // What is read again in each round, so that no product can be moved out of the loop.
 SAMOVAR_INLINE void forget_memory(const void* p) {
@@ -23,13 +25,20 @@ inline int64_t peak_q8(int rounds) {
   Dot<4> sum[kPeakSums];
   unroll<weights>(SAMOVAR_BODY(auto u) { w[u] = iload(codes[u]); });
   unroll<kPeakSums>(SAMOVAR_BODY(auto s) { sum[s] = Dot<4>(0); });
+  const auto product = SAMOVAR_BODY(auto step, auto s) {
+    sum[s].template add<step.value, step.value % 4>(w[s % weights], a[s / weights] + step / 4 * 16);
+  };
   for (int round = 0; round < rounds; ++round) {
-    forget_memory(a);
-    unroll<steps>(SAMOVAR_BODY(auto step) {
+    if constexpr (kDotGathers) { // one by one, or the compiler keeps all products of the round at once
       unroll<kPeakSums>(SAMOVAR_BODY(auto s) {
-        sum[s].template add<step.value, step.value % 4>(w[s % weights], a[s / weights] + step / 4 * 16);
+        forget_memory(a);
+        unroll<steps>(SAMOVAR_BODY(auto step) { product(step, s); });
       });
-    });
+    } else {
+      forget_memory(a);
+      unroll<steps>(
+          SAMOVAR_BODY(auto step) { unroll<kPeakSums>(SAMOVAR_BODY(auto s) { product(step, s); }); });
+    }
   }
   alignas(64) int32_t totals[kPeakSums][kLanes];
   unroll<kPeakSums>(SAMOVAR_BODY(auto s) { istore(totals[s], sum[s].total()); });
