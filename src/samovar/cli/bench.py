@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from contextlib import nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -205,20 +204,28 @@ def _measure(
 
     Each repetition goes over all of them, so that a busy moment of the machine hurts none alone.
     """
-    from rich.console import Console
-
     from samovar.engine.limits import LimitsProbe
     from samovar.engine.measure import Prefill
 
     seconds: dict[Prefill | Decode, list[float]] = {case: [] for case in cases}
-    with Console(stderr=True).status("measuring") if sys.stderr.isatty() else nullcontext():
-        probe = LimitsProbe(model)
-        rounds.seconds(Prefill(min(model.info.batch, model.info.num_ctx)))  # touches all weights
-        for _ in range(repetitions):
+    probe = LimitsProbe(model)
+    rounds.seconds(Prefill(min(model.info.batch, model.info.num_ctx)))  # touches all weights
+    try:
+        for repetition in range(repetitions):
+            _tell(f"measuring, {repetition + 1} of {repetitions}")
             probe.sample()
             for case in cases:
                 seconds[case].append(rounds.seconds(case))
+    finally:
+        _tell("")
     return seconds, probe.limits()
+
+
+def _tell(text: str) -> None:
+    """Shows one line on a terminal; one that moves would take time from what is measured."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
 
 
 def _describe(name: str, model: LoadedModel) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def print_report(result: dict[str, Any]) -> None:
 def _figures(result: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column(f"median of {result['repetitions']}")
-    for heading in ("tokens/s", "spread", "of reading", "of multiplying"):
+    for heading in ("tokens/s", "spread", "of read limit", "of matmul peak"):
         table.add_column(heading, justify="right")
     for kind in ("prefill", "decode"):
         for figure in result[kind]:
