@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from samovar import Engine, EngineOptions, Request, SamplingParams
+from samovar import Delta, Engine, EngineOptions, Request, SamplingParams
 from samovar.engine.load import load_model
+from samovar.engine.request import TokenLogprob
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPTS = [
@@ -67,6 +68,37 @@ def alone(engine: Engine, wanted: Iterable[Request]) -> dict[str, tuple[list[int
     found: dict[str, tuple[list[int], str, str]] = {}
     for request in wanted:
         found |= replies(engine, [request])
+    return found
+
+
+@dataclass
+class Reply:
+    """All that the deltas of one choice told."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        assert delta.error is None
+        assert self.finish_reason is None
+        self.tokens += delta.tokens
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish_reason = delta.finish_reason
+
+
+def whole_replies(engine: Engine, wanted: Iterable[Request]) -> dict[str, list[Reply]]:
+    """All choices of each request, all run together."""
+    wanted = list(wanted)
+    found = {request.id: [Reply() for _ in range(request.n)] for request in wanted}
+    for request_id, delta in engine.generate(wanted):
+        found[request_id][delta.choice].add(delta)
+    engine.check_blocks()
+    assert engine.stats().blocks_used == 0
     return found
 
 

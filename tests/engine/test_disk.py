@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
 import stat
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,10 +125,143 @@ def test_a_disk_that_cannot_be_written_stops_the_writing_only(
 
 def test_what_a_killed_process_left_half_written_is_cleared(warm: Path) -> None:
     (folder,) = warm.iterdir()
-    left = folder / "abc.123.part"
-    left.write_bytes(b"half")
+    left, other = folder / "abc.123.part", folder / "abc.124.part"
+    for path in (left, other):
+        path.write_bytes(b"half")
+    os.utime(left, (0, 0))
     start(warm).close()
     assert not left.exists()
+    assert other.exists()  # a process that is alive may be writing it
+
+
+def test_a_block_under_the_name_of_another_is_ignored(
+    tmp_path: Path, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    # The same tokens after other ones: all but the name of the file is what it should be.
+    other = replace(REQUEST, prompt=(1, *PROMPT[1:]))
+    run(start(tmp_path / "other"), other)
+    run(start(tmp_path / "own"))
+    pairs = [block_files(tmp_path / "other"), block_files(tmp_path / "own")]
+    same_tokens = [
+        (theirs, ours)
+        for theirs in pairs[0]
+        for ours in pairs[1]
+        if theirs.name != ours.name and theirs.read_bytes()[:141] == ours.read_bytes()[:141]
+    ]
+    assert len(same_tokens) >= 4
+    for theirs, ours in same_tokens:
+        shutil.copyfile(theirs, ours)
+    assert run(start(tmp_path / "own")) == (expected, BLOCK_TOKENS)
+    assert "its checksum is wrong" in caplog.text
+
+
+def become_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def become_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def become_link(path: Path) -> None:
+    kept = path.replace(path.parent.parent / path.name)
+    path.symlink_to(kept)
+
+
+def become_huge(path: Path) -> None:
+    os.truncate(path, 2**40)
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "change", [become_directory, become_pipe, become_link, become_huge, vanish]
+)
+@pytest.mark.parametrize("running", [False, True], ids=["before", "while running"])
+def test_what_is_no_file_of_a_block_is_ignored(
+    warm: Path, expected: list[int], change: Callable[[Path], None], running: bool
+) -> None:
+    engine = start(warm) if running else None
+    for path in block_files(warm):
+        change(path)
+    assert run(engine or start(warm)) == (expected, 0)
+
+
+def test_files_of_others_are_left_alone(warm: Path, expected: list[int]) -> None:
+    (folder,) = warm.iterdir()
+    theirs = [folder / "notes.txt", folder / "ab", folder / ("A" * 64)]
+    for path in theirs:
+        path.write_text("mine")
+    assert run(start(warm, cache_disk_gb=0)) == (expected, 0)
+    assert sorted(block_files(warm)) == sorted(theirs)  # ours went, for there was no room for them
+
+
+def test_two_processes_share_a_directory(tmp_path: Path, expected: list[int]) -> None:
+    size = 17_000
+    first, second = (start(tmp_path, cache_disk_gb=4 * size / 2**30) for _ in range(2))
+    for i in range(4):
+        for engine in (first, second):
+            other = replace(REQUEST, id=str(i), prompt=(i, *PROMPT))
+            for _ in engine.generate([other]):
+                pass
+    assert run(first)[0] == run(second)[0] == expected
+
+
+ON_A_FULL_DISK = """
+import logging, sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
+from test_disk import run, start
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+print(run(start(Path(sys.argv[2]))))
+"""
+
+
+def on_a_full_disk(
+    tmp_path: Path, *before: str, **options: object
+) -> subprocess.CompletedProcess[str]:
+    tests = Path(__file__).parent.parent
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [*before, sys.executable, "-c", ON_A_FULL_DISK, str(tests), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        **options,
+    )
+
+
+def test_a_full_disk_stops_the_writing_only(tmp_path: Path, expected: list[int]) -> None:
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    script = f"mount -t tmpfs -o size=72k none {tmp_path}"
+    try:
+        subprocess.run([*mount, script], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system can be mounted here")
+    twice = " && ".join([script, '"$@"', '"$@"', f"find {tmp_path} -type f"])
+    result = on_a_full_disk(tmp_path, *mount, twice, "sh")
+    first, second, *files = result.stdout.splitlines()
+    assert first == repr((expected, 0))
+    assert second == repr((expected, 3 * BLOCK_TOKENS))
+    assert len(files) == 3
+    assert not [name for name in files if ".part" in name]
+    assert "no more blocks are cached on disk: [Errno 28]" in result.stderr
+
+
+def test_a_limit_on_the_size_of_files_stops_the_writing_only(
+    tmp_path: Path, expected: list[int]
+) -> None:
+    result = on_a_full_disk(
+        tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
+    )
+    assert result.stdout.splitlines() == [repr((expected, 0))]
+    assert "no more blocks are cached on disk: [Errno 27]" in result.stderr
+    assert block_files(tmp_path) == []
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

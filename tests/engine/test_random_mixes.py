@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_cases import MODEL_PATHS, load
-from samovar import Delta, Engine, Request, SamplingParams
+from engine_cases import MODEL_PATHS, Reply, load, whole_replies
+from samovar import Engine, Request, SamplingParams
 from samovar.engine.blocks import blocks_for
-from samovar.engine.request import TokenLogprob
 
 NUM_CTX = 256
 NUM_KEYS = 3
@@ -78,34 +77,15 @@ arrivals = st.lists(
 )
 
 
-@dataclass
-class Reply:
-    """All that the deltas of one choice told."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def add(self, delta: Delta) -> None:
-        assert delta.error is None
-        assert self.finish_reason is None
-        self.tokens += delta.tokens
-        self.text += delta.text
-        self.logprobs += delta.logprobs
-        self.prompt_logprobs += delta.prompt_logprobs
-        self.finish_reason = delta.finish_reason
-
-    def begins(self, whole: Reply) -> bool:
-        """Whether this is what had come of the whole reply when its client left."""
-        return (
-            whole.tokens[: len(self.tokens)] == self.tokens
-            and whole.text.startswith(self.text)
-            and whole.logprobs[: len(self.logprobs)] == self.logprobs
-            and self.prompt_logprobs in ([], whole.prompt_logprobs)
-            and self.finish_reason in (None, whole.finish_reason)
-        )
+def begins(part: Reply, whole: Reply) -> bool:
+    """Whether `part` is what had come of the whole reply when its client left."""
+    return (
+        whole.tokens[: len(part.tokens)] == part.tokens
+        and whole.text.startswith(part.text)
+        and whole.logprobs[: len(part.logprobs)] == part.logprobs
+        and part.prompt_logprobs in ([], whole.prompt_logprobs)
+        and part.finish_reason in (None, whole.finish_reason)
+    )
 
 
 class Judge:
@@ -120,10 +100,7 @@ class Judge:
         request = replace(request, id="judged", owner="")
         if request not in self._known:
             self._engine.forget()
-            found = [Reply() for _ in range(request.n)]
-            for _, delta in self._engine.generate([request]):
-                found[delta.choice].add(delta)
-            self._known[request] = found
+            self._known[request] = whole_replies(self._engine, [request])[request.id]
         return self._known[request]
 
 
@@ -192,4 +169,4 @@ def test_a_reply_is_the_one_computed_alone(
         if arrival.lifetime is None:
             assert found[r.id] == whole
         else:
-            assert all(part.begins(full) for part, full in zip(found[r.id], whole, strict=True))
+            assert all(begins(part, full) for part, full in zip(found[r.id], whole, strict=True))

@@ -80,6 +80,8 @@ def _main(arguments: list[str] | None) -> int:
         if os.environ.get("SAMOVAR_TRACEBACK") == "1":
             traceback.print_exc()
             return 1
+        if isinstance(error, MemoryError):
+            return _fail("there is not enough memory for this")
         return _fail(
             f"unexpected {type(error).__name__}: {error} "
             "(SAMOVAR_TRACEBACK=1 shows where; please report it)"

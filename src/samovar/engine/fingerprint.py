@@ -35,9 +35,12 @@ def remembered_sha256(path: Path) -> str:
     if key in known:
         return known[key]
     digest = known[key] = file_sha256(path)
+    draft = memory.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        draft = memory.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(known))
-        draft.replace(memory)
+        try:
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(known))
+            draft.replace(memory)
+        finally:
+            draft.unlink(missing_ok=True)
     return digest

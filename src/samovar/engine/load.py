@@ -123,6 +123,18 @@ def load_model(
     bytes done and the bytes in all, once loading turns out to be long.
     Raises CheckpointError, UnsupportedModel, MemoryLimit, SettingError.
     """
+    try:
+        return _load(path, options, sha256, progress)
+    except MemoryError:
+        raise MemoryLimit(
+            f"{path.name} could not be loaded: there is not enough memory; "
+            f"{native.available_memory() / 2**20:.0f} MiB are free."
+        ) from None
+
+
+def _load(
+    path: Path, options: EngineOptions, sha256: str | None, progress: Progress | None
+) -> LoadedModel:
     started = time.monotonic()
     kernels = _kernels(options.isa)
     checkpoint = open_checkpoint(path)
@@ -131,7 +143,7 @@ def load_model(
 
     tokenizer = Tokenizer.build(checkpoint.tokenizer, cache_dir=cache_directory())
     template = _template(options.chat_template, checkpoint, tokenizer)
-    pool = native.Pool(options.threads or native.usable_cores())
+    pool = _pool(options.threads or native.usable_cores())
     program = load_program(
         checkpoint,
         pool=pool,
@@ -201,6 +213,15 @@ def _kernels(isa: str | None) -> native.Kernels:
         return native.Kernels(isa)
     except ValueError as error:
         raise SettingError(str(error), param="isa") from error
+
+
+def _pool(num_threads: int) -> native.Pool:
+    try:
+        return native.Pool(num_threads)
+    except RuntimeError as error:
+        raise SettingError(
+            f"{num_threads} threads could not be started: {error}.", param="threads"
+        ) from None
 
 
 def _template(
