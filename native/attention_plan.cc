@@ -3,7 +3,6 @@
 namespace samovar {
 namespace {
 
-constexpr int kBlockRows = 16;
 constexpr int kItemsPerThread = 8; // enough for the work to even out
 constexpr size_t kSplitItems = 8192;
 
@@ -11,7 +10,7 @@ constexpr size_t kSplitItems = 8192;
 
 AttentionPlan::AttentionPlan(const AttentionShape& shape, int max_tokens, int max_sequences) : shape_(shape) {
   // Each sequence may end with one block that is not full.
-  const int64_t blocks = int64_t{max_tokens} * shape.group() / kBlockRows + max_sequences;
+  const int64_t blocks = int64_t{max_tokens} * shape.group() / kMaxAttendRows + max_sequences;
   max_items_ = std::max(static_cast<size_t>(blocks * shape.kv_heads), kSplitItems);
   attend_.reserve(max_items_);
   fold_.reserve(max_items_);
@@ -22,12 +21,12 @@ void AttentionPlan::build(const Step& step) {
   fold_.clear();
   const int group = shape_.group();
   for (size_t s = 0; s + 1 < step.seq_start.size(); ++s) {
-    const int rows = (step.seq_start[s + 1] - step.seq_start[s]) * group;
+    const int rows = rows_of(step, s);
     const int32_t* positions = step.positions.data() + step.seq_start[s];
     for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
       // Later blocks see more: they go first, so that what is taken last is small.
-      for (int first = (rows - 1) / kBlockRows * kBlockRows; first >= 0; first -= kBlockRows) {
-        const int count = std::min(kBlockRows, rows - first);
+      for (int first = (rows - 1) / kMaxAttendRows * kMaxAttendRows; first >= 0; first -= kMaxAttendRows) {
+        const int count = std::min(kMaxAttendRows, rows - first);
         const int begin = shape_.first_visible(positions[first / group]) / kContextChunk;
         const int end = positions[(first + count - 1) / group] / kContextChunk + 1;
         attend_.push_back({static_cast<int32_t>(s), kv_head, first, count, begin, end - begin, -1});
@@ -36,6 +35,9 @@ void AttentionPlan::build(const Step& step) {
   }
   if (!split(step.threads))
     fold_.clear();
+  stores_all_ = true;
+  for (size_t s = 0; s + 1 < step.seq_start.size(); ++s)
+    stores_all_ = stores_all_ && stores(step, s);
 }
 
 // Replaces each item by one for each of its chunks, if that is worth it and fits.

@@ -30,8 +30,14 @@ struct AttentionShape {
 // step has few blocks (one long sequence) each chunk is an item of its own: its partial result
 // waits in `partials`, and a second phase folds.  Otherwise the item folds as it goes.  Both ways
 // fold the same numbers in the same order.
+//
+// Keys and values of the step must be stored before anything attends to them.  Where all rows of a
+// sequence for a kv head are one item, that item stores them, in the cache of the core that reads
+// them next; a phase before stores the others.
 class AttentionPlan {
 public:
+  static constexpr int kMaxAttendRows = 16;
+
   struct Item {
     int32_t seq;
     int32_t kv_head;
@@ -50,6 +56,13 @@ public:
   std::span<const Item> attend() const { return attend_; }
   std::span<const Item> fold() const { return fold_; }
 
+  // Whether the item that attends for sequence `seq` stores its keys and values, too.
+  bool stores(const Step& step, size_t seq) const {
+    return fold_.empty() && rows_of(step, seq) <= kMaxAttendRows;
+  }
+  // Whether that holds for all of them.
+  bool stores_all() const { return stores_all_; }
+
   // Floats of one partial result: m[16], l[16], o[rows][head_dim].
   int64_t partial_floats(const Item& item) const { return 32 + int64_t{item.num_rows} * shape_.head_dim; }
 
@@ -58,11 +71,15 @@ public:
 
 private:
   bool split(int threads);
+  int rows_of(const Step& step, size_t seq) const {
+    return (step.seq_start[seq + 1] - step.seq_start[seq]) * shape_.group();
+  }
 
   AttentionShape shape_;
   size_t max_items_;
   std::vector<Item> attend_;
   std::vector<Item> fold_;
+  bool stores_all_ = false;
 };
 
 } // namespace samovar

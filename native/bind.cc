@@ -227,6 +227,7 @@ NB_MODULE(_native, m) {
 
   bind_program(m);
   bind_runner(m);
+  bind_limits(m);
 }
 
 } // namespace

@@ -26,6 +26,7 @@ struct KernelTable {
 };
 
 void bind_kernels(nb::module_& m);
+void bind_limits(nb::module_& m);
 void bind_runner(nb::module_& m);
 
 // An argument that should be an array of T.  Nothing is known of it before a View is taken, so that

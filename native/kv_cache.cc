@@ -54,15 +54,16 @@ KvCache::KvCache(int layers, int kv_heads, int head_dim, int num_blocks, std::st
   head_bytes_ = kv_heads * page_bytes_;
   if (block_bytes() > (int64_t{1} << 46) / num_blocks)
     throw std::bad_alloc();
-  void* base = mmap(nullptr, static_cast<size_t>(nbytes()), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED)
+  mapping_ = mmap(nullptr, static_cast<size_t>(mapped_bytes()), PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping_ == MAP_FAILED)
     throw std::bad_alloc();
-  base_ = static_cast<uint8_t*>(base);
+  base_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<int64_t>(mapping_), kHugePage));
+  madvise(base_, static_cast<size_t>(nbytes()), MADV_HUGEPAGE); // a wish: refusal changes only the speed
 }
 
 KvCache::~KvCache() {
-  munmap(base_, static_cast<size_t>(nbytes()));
+  munmap(mapping_, static_cast<size_t>(mapped_bytes()));
 }
 
 void KvCache::check_block(const char* name, int block) const {
@@ -74,43 +75,36 @@ void KvCache::copy_block(int src, int dst) {
   check_block("dst", dst);
   if (src == dst)
     return;
-  for (int layer = 0; layer < layers_; ++layer)
-    std::memcpy(page(layer, dst, 0), page(layer, src, 0), static_cast<size_t>(head_bytes_));
+  std::memcpy(page(0, dst, 0), page(0, src, 0), static_cast<size_t>(block_bytes()));
 }
 
 void KvCache::read_block(int block, uint8_t* out) const {
   check_block("block", block);
-  for (int layer = 0; layer < layers_; ++layer)
-    std::memcpy(out + layer * head_bytes_, page(layer, block, 0), static_cast<size_t>(head_bytes_));
+  std::memcpy(out, page(0, block, 0), static_cast<size_t>(block_bytes()));
 }
 
 void KvCache::write_block(int block, std::span<const uint8_t> bytes) {
   check_block("block", block);
   check(static_cast<int64_t>(bytes.size()) == block_bytes(), "data: expected ", block_bytes(), " bytes, got ",
         bytes.size());
-  bool finite = true;
-  for (int layer = 0; layer < layers_; ++layer) {
-    std::memcpy(page(layer, block, 0), bytes.data() + layer * head_bytes_, static_cast<size_t>(head_bytes_));
-    // Of the copy: a file that is mapped may change at any time.
-    finite &= all_finite(page(layer, block, 0));
-  }
-  if (finite)
+  uint8_t* to = page(0, block, 0);
+  std::memcpy(to, bytes.data(), bytes.size());
+  if (all_finite(to)) // the copy: a file that is mapped may change at any time
     return;
-  for (int layer = 0; layer < layers_; ++layer)
-    std::memset(page(layer, block, 0), 0, static_cast<size_t>(head_bytes_));
+  std::memset(to, 0, bytes.size());
   check(false, "data: a value is not finite");
 }
 
-// Whether all numbers of one layer's pages are finite when they are read.
-bool KvCache::all_finite(const uint8_t* pages) const {
+// Whether all numbers of a block are finite when they are read.
+bool KvCache::all_finite(const uint8_t* block) const {
   if (type_ == KvType::F32)
-    return all_below(pages, head_bytes_ / 4, kF32Infinity);
+    return all_below(block, block_bytes() / 4, kF32Infinity);
   if (type_ == KvType::BF16)
-    return all_below(pages, head_bytes_ / 2, kBf16Infinity);
+    return all_below(block, block_bytes() / 2, kBf16Infinity);
   const int64_t half = page_bytes_ / 2, codes = int64_t{kPageTokens} * head_dim_;
   bool finite = true;
-  for (int64_t at = 0; at < head_bytes_; at += half)
-    finite &= all_below(pages + at + codes, (half - codes) / 4, kQ8ScaleLimit);
+  for (int64_t at = 0; at < block_bytes(); at += half)
+    finite &= all_below(block + at + codes, (half - codes) / 4, kQ8ScaleLimit);
   return finite;
 }
 

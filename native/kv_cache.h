@@ -1,6 +1,7 @@
 // The keys and values of all sequences, in pages.
 #pragma once
 
+#include "arena.h"
 #include "dtype.h"
 
 #include <span>
@@ -8,8 +9,9 @@
 
 namespace samovar {
 
-// Pages [layer, block, kv_head]; a block is 32 tokens of every layer and head.  The address space is
-// reserved at once; memory is touched, zero at first, only as blocks are used.
+// Pages [block, layer, kv_head]; a block is 32 tokens of every layer and head.  The address space is
+// reserved at once; memory is touched, zero at first, only as blocks are used, in huge pages where the
+// system has some: a step of many sequences reads more small pages than a TLB has entries.
 class KvCache {
 public:
   // Throws std::invalid_argument for a size out of range, std::bad_alloc if the space cannot be had.
@@ -29,7 +31,7 @@ public:
   int64_t nbytes() const { return num_blocks_ * block_bytes(); }
 
   uint8_t* page(int layer, int block, int kv_head) const {
-    return base_ + (static_cast<int64_t>(layer) * num_blocks_ + block) * head_bytes_ + kv_head * page_bytes_;
+    return base_ + block * block_bytes() + layer * head_bytes_ + kv_head * page_bytes_;
   }
 
   // All throw std::invalid_argument for a block out of range, and none waits for a step: whoever calls
@@ -43,12 +45,14 @@ public:
 
 private:
   void check_block(const char* name, int block) const;
-  bool all_finite(const uint8_t* pages) const;
+  bool all_finite(const uint8_t* block) const;
+  int64_t mapped_bytes() const { return nbytes() + kHugePage; } // to start on a boundary
 
   int layers_, kv_heads_, head_dim_, num_blocks_;
   KvType type_;
   int64_t page_bytes_;
-  int64_t head_bytes_; // the pages of all heads of one layer's block
+  int64_t head_bytes_; // the pages of all heads of a layer, in one block
+  void* mapping_ = nullptr;
   uint8_t* base_ = nullptr;
 };
 

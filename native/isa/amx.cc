@@ -36,6 +36,8 @@ SAMOVAR_INLINE void attend_few_rows(KvType type, const AttendArgs& a) {
 
 #include "../kernels/attend_tiles.inl"
 
+#include "../kernels/peak_tiles.inl"
+
 constexpr Kernels make_table() {
   Kernels table{};
   table.name = "amx";
@@ -52,6 +54,8 @@ constexpr Kernels make_table() {
   table.matmul[static_cast<int>(Form::BF16)] = matmul_bf16_tiles;
   table.attend[static_cast<int>(KvType::BF16)] = attend_tiles<KvType::BF16>;
   table.attend[static_cast<int>(KvType::Q8)] = attend_tiles<KvType::Q8>;
+  table.peak[static_cast<int>(RowType::Q8)] = peak_tiles<RowType::Q8>;
+  table.peak[static_cast<int>(RowType::BF16)] = peak_tiles<RowType::BF16>;
   return table;
 }
 } // namespace

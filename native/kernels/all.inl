@@ -15,6 +15,8 @@
 
 #include "attend.inl"
 
+#include "peak.inl"
+
 constexpr Kernels make_table(const char* name) {
   Kernels table{};
   table.name = name;
@@ -28,5 +30,8 @@ constexpr Kernels make_table(const char* name) {
   table.kv_store[static_cast<int>(KvType::F32)] = kv_store_f32;
   table.kv_store[static_cast<int>(KvType::BF16)] = kv_store_bf16;
   table.kv_store[static_cast<int>(KvType::Q8)] = kv_store_q8;
+  table.peak[static_cast<int>(RowType::F32)] = peak_f32;
+  table.peak[static_cast<int>(RowType::Q8)] = peak_q8;
+  table.peak[static_cast<int>(RowType::BF16)] = peak_f32; // bf16 is widened
   return table;
 }

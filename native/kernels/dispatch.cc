@@ -34,6 +34,9 @@ const Kernels& amx_table() {
     for (int type = 0; type < 3; ++type)
       if (amx::kKernels.attend[type])
         merged.attend[type] = amx::kKernels.attend[type];
+    for (int type = 0; type < 3; ++type)
+      if (amx::kKernels.peak[type])
+        merged.peak[type] = amx::kKernels.peak[type];
     return merged;
   }();
   return table;

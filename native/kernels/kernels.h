@@ -118,6 +118,10 @@ struct Kernels {
   int (*argmax)(const float* x, int n);
   // out[i] = exp((x[i] - shift) * mul), returns sum16(out).  -inf gives 0.  out may be x.
   float (*exp_sum)(const float* x, int n, float shift, float mul, float* out);
+
+  // The limit that matmuls are measured against: multiplies and adds as the products of this RowType do at
+  // best, from registers, in 1 to 2^14 rounds.  Returns the products made.
+  int64_t (*peak[3])(int rounds);
 };
 
 // Tables that this build has and this CPU can run, best first; the last is always "portable".

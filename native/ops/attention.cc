@@ -9,14 +9,14 @@
 namespace samovar {
 namespace {
 
-constexpr int kMaxRows = 16;
+constexpr int kMaxRows = AttentionPlan::kMaxAttendRows;
 constexpr int kMaxDim = 256;
 constexpr int kChunkPages = kContextChunk / kPageTokens;
 constexpr uint32_t kBf16Infinity = 0x7f7f8000; // what is less stays finite when rounded to bf16
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// Phase 0 stores the step's keys and values; phase 1 attends; phase 2 folds chunks that were
-// attended to apart (attention_plan.h).
+// Phase 0 stores keys and values, unless phase 1 does so when it attends; phase 2 folds chunks that
+// were attended to apart (attention_plan.h).
 class Attention final : public Op {
 public:
   struct Operands {
@@ -41,7 +41,7 @@ public:
   int64_t items(const Step& step, int phase) const noexcept override {
     const AttentionPlan& plan = step.plans[plan_];
     switch (phase) {
-    case 0: return (step.num_rows(RowKind::Tokens) + store_rows_ - 1) / store_rows_;
+    case 0: return plan.stores_all() ? 0 : (step.num_rows(RowKind::Tokens) + store_rows_ - 1) / store_rows_;
     case 1: return static_cast<int64_t>(plan.attend().size());
     default: return static_cast<int64_t>(plan.fold().size());
     }
@@ -51,8 +51,8 @@ public:
     const AttentionPlan& plan = step.plans[plan_];
     const auto index = static_cast<size_t>(item);
     switch (phase) {
-    case 0: return store(step, static_cast<int>(item) * store_rows_);
-    case 1: return attend(step, plan.attend()[index]);
+    case 0: return store(step, plan, static_cast<int>(item) * store_rows_);
+    case 1: return attend(step, plan, plan.attend()[index]);
     default: return fold(step, plan, plan.fold()[index]);
     }
   }
@@ -65,44 +65,49 @@ private:
     float* o;
   };
 
-  void store(const Step& step, int begin) const {
+  void store(const Step& step, const AttentionPlan& plan, int begin) const {
     const int end = std::min(begin + store_rows_, step.num_rows(RowKind::Tokens));
     size_t s = 0;
     for (int t = begin; t < end; ++t) {
       while (step.seq_start[s + 1] <= t)
         ++s;
-      store_token(step, s, t);
+      if (!plan.stores(step, s))
+        for (int h = 0; h < shape_.kv_heads; ++h)
+          store_head(step, s, t, h);
     }
   }
 
-  void store_token(const Step& step, size_t s, int t) const {
+  void store_head(const Step& step, size_t s, int t, int h) const {
     static constexpr float kZeros[kMaxDim] = {};
-    const int dim = shape_.head_dim;
+    const int dim = shape_.head_dim, group = shape_.group();
     const float* x = step.floats(operands_.x, t);
+    const float* k = x + (shape_.heads + h) * dim;
+    const float* v = k + shape_.kv_heads * dim;
     // Whoever gets this page next may read the slot before writing it (times 0): no NaN may stay there.
-    const bool good = all_below(x, operands_.x.cols, kBf16Infinity);
-    if (!good)
+    const bool good = all_below(k, dim, kBf16Infinity) && all_below(v, dim, kBf16Infinity);
+    if (!good || !all_below(x + h * group * dim, group * dim, kBf16Infinity))
       step.mark_bad(RowKind::Tokens, t);
     const int position = step.positions[static_cast<size_t>(t)];
     const int32_t block = blocks(step, s)[position / kPageTokens];
-    const auto kernel = step.kernels->kv_store[static_cast<int>(step.cache->type())];
-    const float* k = x + shape_.heads * dim;
-    const float* v = k + shape_.kv_heads * dim;
-    for (int h = 0; h < shape_.kv_heads; ++h, k += dim, v += dim)
-      kernel(good ? k : kZeros, good ? v : kZeros, dim, position % kPageTokens,
-             step.cache->page(spec_.layer, block, h));
+    step.kernels->kv_store[static_cast<int>(step.cache->type())](good ? k : kZeros, good ? v : kZeros, dim,
+                                                                 position % kPageTokens,
+                                                                 step.cache->page(spec_.layer, block, h));
   }
 
-  void attend(const Step& step, const AttentionPlan::Item& item) const {
-    alignas(64) float m[2 * kMaxRows], l[2 * kMaxRows], o[2 * kMaxRows * kMaxDim];
+  void attend(const Step& step, const AttentionPlan& plan, const AttentionPlan::Item& item) const {
     if (item.partial >= 0) {
       attend_chunk(step, item, item.first_chunk, partial_at(step, item.partial));
       return;
     }
+    const auto s = static_cast<size_t>(item.seq);
+    if (plan.stores(step, s))
+      for (int t = step.seq_start[s]; t < step.seq_start[s + 1]; ++t)
+        store_head(step, s, t, item.kv_head);
+    alignas(64) float m[2 * kMaxRows], l[2 * kMaxRows], o[2 * kMaxRows * kMaxDim];
     const Partial all{m, l, o};
     const Partial next{m + kMaxRows, l + kMaxRows, o + kMaxRows * shape_.head_dim};
-    start(item, all);
-    for (int c = 0; c < item.num_chunks; ++c) {
+    attend_chunk(step, item, item.first_chunk, all);
+    for (int c = 1; c < item.num_chunks; ++c) {
       attend_chunk(step, item, item.first_chunk + c, next);
       merge(step, item, all, next);
     }

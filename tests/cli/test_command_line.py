@@ -19,6 +19,7 @@ SAMPLING = (
 )
 MODEL = "-m --model --ctx --chat-template --chat --system --offline"
 MACHINE = "-t --threads --kv --batch --isa --speculate"
+BENCH = "--prefill --depths --streams --tokens --repetitions --json --profile"
 SERVER = (
     "--host --port --alias --name --api-key --api-key-file --cors --allowed-host --preload "
     "--no-preload --drain-timeout --log-format --max-sequences --max-queue --max-step-ms "
@@ -55,7 +56,7 @@ def run(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.Com
         ("serve", f"{SAMPLING} {MODEL} {MACHINE} {SERVER}"),
         ("chat", f"{SAMPLING} {MODEL} {MACHINE} --prompt"),
         ("generate", f"{SAMPLING} {MODEL} {MACHINE} --prompt"),
-        ("bench", f"{MODEL} {MACHINE} --json --profile"),
+        ("bench", f"{MODEL} {MACHINE} {BENCH}"),
         ("info", MODEL),
     ],
 )

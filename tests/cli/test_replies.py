@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pty
 import signal
@@ -258,26 +257,6 @@ def test_the_end_of_input_ends_a_conversation(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.send("\x04")
     assert terminal.process.wait(60) == 0
-
-
-def test_bench_as_json(capfd: pytest.CaptureFixture[str]) -> None:
-    result = json.loads(output(capfd, "bench", "--json", "--profile", "--repetitions", "1"))
-    assert (result["model"], result["threads"]) == (MODEL.stem, 1)
-    assert result["decode_tokens_per_s"] > 0
-    assert all(speed > 0 for speed in result["prefill_tokens_per_s"].values())
-    for profile in result["profile"].values():
-        operations = profile["operations"]
-        assert all(row["seconds"] >= 0 and row["calls"] > 0 for row in operations)
-        parts = sum(profile[part] for part in ("sample_s", "handover_s", "python_s"))
-        assert sum(row["seconds"] for row in operations) + parts == pytest.approx(profile["wall_s"])
-        assert {row["kind"] for row in operations} >= {"linear", "attention"}
-
-
-def test_bench_for_people(capfd: pytest.CaptureFixture[str]) -> None:
-    out = output(capfd, "bench", "--profile", "--repetitions", "1")
-    assert "decode" in out
-    assert "tokens/s" in out
-    assert "llama.py" in out
 
 
 def test_info(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from samovar import __version__
+from samovar.cli.bench import bench
 from samovar.cli.chat import chat, generate
 from samovar.cli.models import info, models, pull
 from samovar.cli.serve import serve
-from samovar.cli.tools import bench
 
 COMMANDS = (serve, chat, generate, pull, models, info, bench)
 

@@ -18,6 +18,7 @@ from samovar.engine.scheduler import PROMPT_LOGIT_ROWS
 from samovar.engine.speculate import MOST_DRAFTS
 from samovar.errors import MemoryLimit, SettingError, UnsupportedModel
 from samovar.models import LoadedProgram, load_program
+from samovar.models.work import Work
 from samovar.text.template import ChatTemplate
 from samovar.text.tokenizer import Tokenizer
 
@@ -91,9 +92,15 @@ class KvShape(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The parts that the engine drives."""
+    """The parts that the engine drives, and what they were made of.
+
+    work: what a step costs.
+    """
 
     info: ModelInfo
+    work: Work
+    kernels: native.Kernels
+    pool: native.Pool
     runner: native.Runner
     cache: native.KvCache
     tokenizer: Tokenizer
@@ -175,6 +182,9 @@ def _load(
     )
     return LoadedModel(
         info=info,
+        work=program.work,
+        kernels=kernels,
+        pool=pool,
         runner=native.Runner(program.native, cache, kernels, pool),
         cache=cache,
         tokenizer=tokenizer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from samovar import _native as native
 from samovar.checkpoint.base import Checkpoint
 from samovar.models.config import ConfigReader
 from samovar.models.plan import Plan, plan
-from samovar.models.program import Matrix, Program, ProgramError
+from samovar.models.program import Matrix, Program, ProgramError, RowType
 from samovar.models.registry import build_program
+from samovar.models.work import PackedMatrix, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class LoadedProgram:
     """A program that is ready to run, and what its KV cache must look like.
 
     max_ctx: tokens that the model was made for.  weight_bytes: packed weights in memory.
-    buffer_bytes: activations of the largest step.
+    buffer_bytes: activations of the largest step.  work: what steps cost.
     """
 
     native: native.Program
@@ -34,6 +36,7 @@ class LoadedProgram:
     num_parameters: int
     weight_bytes: int
     buffer_bytes: int
+    work: Work
 
 
 def load_program(
@@ -75,6 +78,7 @@ def load_program(
         num_parameters=_count_parameters(program),
         weight_bytes=arena.nbytes,
         buffer_bytes=layout.num_bytes,
+        work=Work.of(program, {key: _cost(weight) for key, weight in weights.items()}),
     )
 
 
@@ -149,6 +153,10 @@ def _count_parameters(program: Program) -> int:
         w.size for op in program.ops for w in op.weights.values() if isinstance(w, np.ndarray)
     )
     return sum(parts.values()) + sum(vectors)
+
+
+def _cost(weight: native.Weight) -> PackedMatrix:
+    return PackedMatrix(cast(RowType, weight.input_type), weight.nbytes)
 
 
 def _num_bytes(matrix: Matrix) -> int:

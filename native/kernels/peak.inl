@@ -1,0 +1,71 @@
+// The fastest that an instruction set can multiply: its product from registers, nothing around it.
+
+// Whether a Dot gathers words before its sum (AVX2): it then needs two registers, but the next product waits
+// for a single addition only.
+constexpr bool kDotGathers = sizeof(Dot<4>) > sizeof(I);
+// 12 sums are enough to keep two units busy through the latency of a product.
+constexpr int kPeakSums = kDotGathers ? 4 : 12;
+
+// What is read again in each round, so that no product can be moved out of the loop.
+SAMOVAR_INLINE void forget_memory(const void* p) {
+  asm volatile("" : : "r"(p) : "memory");
+}
+
+inline int64_t peak_q8(int rounds) {
+  constexpr int steps = 8, weights = 4, rows = kPeakSums / weights;
+  alignas(64) int8_t a[rows][steps / 4 * 16];
+  alignas(64) uint8_t codes[weights][kLanes * 4];
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < steps / 4 * 16; ++i)
+      a[r][i] = static_cast<int8_t>((r * 61 + i * 37) % 255 - 127);
+  for (int u = 0; u < weights; ++u)
+    for (int i = 0; i < kLanes * 4; ++i)
+      codes[u][i] = static_cast<uint8_t>((u * 5 + i * 7) % 16);
+  I w[weights];
+  Dot<4> sum[kPeakSums];
+  unroll<weights>(SAMOVAR_BODY(auto u) { w[u] = iload(codes[u]); });
+  unroll<kPeakSums>(SAMOVAR_BODY(auto s) { sum[s] = Dot<4>(0); });
+  const auto product = SAMOVAR_BODY(auto step, auto s) {
+    sum[s].template add<step.value, step.value % 4>(w[s % weights], a[s / weights] + step / 4 * 16);
+  };
+  for (int round = 0; round < rounds; ++round) {
+    if constexpr (kDotGathers) { // one by one, or the compiler keeps all products of the round at once
+      unroll<kPeakSums>(SAMOVAR_BODY(auto s) {
+        forget_memory(a);
+        unroll<steps>(SAMOVAR_BODY(auto step) { product(step, s); });
+      });
+    } else {
+      forget_memory(a);
+      unroll<steps>(
+          SAMOVAR_BODY(auto step) { unroll<kPeakSums>(SAMOVAR_BODY(auto s) { product(step, s); }); });
+    }
+  }
+  alignas(64) int32_t totals[kPeakSums][kLanes];
+  unroll<kPeakSums>(SAMOVAR_BODY(auto s) { istore(totals[s], sum[s].total()); });
+  forget_memory(totals);
+  return int64_t{rounds} * steps * kPeakSums * kLanes * 4;
+}
+
+inline int64_t peak_f32(int rounds) {
+  constexpr int steps = 8, weights = 3, sums = 12;
+  float x[steps], columns[weights][kLanes];
+  for (int i = 0; i < steps; ++i)
+    x[i] = static_cast<float>(i % 2 == 0 ? i + 1 : -i); // 0 in all: the sums stay where they are
+  for (int u = 0; u < weights; ++u)
+    for (int i = 0; i < kLanes; ++i)
+      columns[u][i] = static_cast<float>((u * 5 + i * 7) % 16) * 0.12f - 1.0f;
+  F w[weights], sum[sums];
+  unroll<weights>(SAMOVAR_BODY(auto u) { w[u] = load(columns[u]); });
+  unroll<sums>(SAMOVAR_BODY(auto s) { sum[s] = set1(static_cast<float>(s)); });
+  for (int round = 0; round < rounds; ++round) {
+    forget_memory(x);
+    unroll<steps>(SAMOVAR_BODY(auto step) {
+      const F factor = set1(x[step]);
+      unroll<sums>(SAMOVAR_BODY(auto s) { sum[s] = fma(factor, w[s % weights], sum[s]); });
+    });
+  }
+  float totals[sums][kLanes];
+  unroll<sums>(SAMOVAR_BODY(auto s) { store(totals[s], sum[s]); });
+  forget_memory(totals);
+  return int64_t{rounds} * steps * sums * kLanes;
+}

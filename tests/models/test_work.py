@@ -1,0 +1,60 @@
+"""The work of a step: each weight read once, each key and value that is seen, each product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from samovar.models.program import Rows
+from samovar.models.work import Attention, Linear, PackedMatrix, StepWork, Work
+
+BODY = Linear(Rows.TOKENS, num_weights=1000, matrix=PackedMatrix("q8", 600))
+HEAD = Linear(Rows.LOGITS, num_weights=5000, matrix=PackedMatrix("bf16", 10000))
+FULL = Attention(heads=4, kv_heads=2, head_dim=32, window=0)
+SLIDING = Attention(heads=4, kv_heads=2, head_dim=32, window=8)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "num_logit_rows", "num_bytes", "macs"),
+    [
+        ([(0, 1)], 0, 600, {"q8": 1000}),
+        ([(0, 7)], 1, 10600, {"q8": 7000, "bf16": 5000}),
+        ([(9, 1)] * 3, 3, 10600, {"q8": 3000, "bf16": 15000}),
+    ],
+)
+def test_weights_are_read_once_for_all_rows(
+    chunks: list[tuple[int, int]], num_logit_rows: int, num_bytes: int, macs: dict[Any, int]
+) -> None:
+    step = Work((BODY, HEAD), ()).step(chunks, num_logit_rows=num_logit_rows, kv="bf16")
+    assert step == StepWork(num_bytes, macs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "chunk", "num_read", "num_products"),
+    [
+        (FULL, (0, 1), 1, 1),
+        (FULL, (10, 1), 11, 11),
+        (FULL, (10, 3), 13, 11 + 12 + 13),
+        (SLIDING, (6, 3), 9, 7 + 8 + 8),
+        (SLIDING, (100, 1), 8, 8),
+        (SLIDING, (100, 5), 12, 40),
+    ],
+)
+def test_attention_reads_what_its_rows_see(
+    layer: Attention, chunk: tuple[int, int], num_read: int, num_products: int
+) -> None:
+    for kv, token_bytes, type in (
+        ("f32", 4 * 32, "f32"),
+        ("bf16", 2 * 32, "bf16"),
+        ("q8", 32 + 4, "bf16"),
+    ):
+        step = Work((), (layer, layer)).step([chunk], num_logit_rows=0, kv=kv)
+        # Two layers, keys and values of two heads; four query heads.
+        assert step.num_bytes == 2 * 2 * 2 * num_read * token_bytes
+        assert step.macs == {type: 2 * 2 * 4 * 32 * num_products}
+
+
+def test_steps_add_up() -> None:
+    total = StepWork(1, {"q8": 2}) + StepWork(10, {"q8": 20, "f32": 5})
+    assert total == StepWork(11, {"q8": 22, "f32": 5})
