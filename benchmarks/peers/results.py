@@ -72,8 +72,16 @@ def compare(row: str, entry: dict[str, Any], peer: str) -> Comparison | None:
     candidates = list(_comparisons(entry, peer))
     if not candidates:
         return None
+    # A setting with fewer pairs was left out of them because it was the slower one.
+    most = max(len(each.ratios) for each in candidates)
+    complete = [each for each in candidates if len(each.ratios) == most]
     pick = min if row in LOWER_IS_BETTER else max
-    return pick(candidates, key=lambda each: each.theirs)
+    return pick(complete, key=lambda each: each.theirs)
+
+
+def typical(ours: list[list[float] | None], others: list[list[float] | None]) -> float:
+    """The median of the ratios of pairs."""
+    return median(median(a) / median(b) for a, b in zip(ours, others, strict=True) if a and b)
 
 
 def _comparisons(entry: dict[str, Any], peer: str) -> Iterator[Comparison]:

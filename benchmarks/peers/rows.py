@@ -83,7 +83,7 @@ class Model:
             Work("decode at 1024", "decode", 1024, 32 if self.heavy else 64),
             Work("decode in batches", "streams", 16, batch_tokens, (8, MANY)),
             Work("HTTP", "http", 128, 64, (MANY,)),
-            Work("HTTP alone", "http", 128, 64),
+            Work("HTTP alone", "http", 128, 128 if self.heavy else 256),
         )
 
 
