@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
@@ -12,7 +13,7 @@ from results import LLAMA_CPP, OPENVINO, SAMOVAR, compare
 from rows import LOWER_IS_BETTER, MANY, MODELS, ROWS, streams_row
 
 # Text stays text and ids do not change, so a repeated run gives a small difference.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "samovar", "font.size": 8}
+STYLE: Any = MappingProxyType({"svg.fonttype": "none", "svg.hashsalt": "samovar", "font.size": 8})
 COLOURS = {SAMOVAR: "#c0392b", LLAMA_CPP: "#2c6e9b", OPENVINO: "#7a8b3a"}
 
 
