@@ -22,7 +22,8 @@ from pathlib import Path
 
 from place import bench_home, llama_cpp_bin, openvino_python
 
-LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"  # holds llama.cpp 0c1e57098
+LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
+LLAMA_CPP_COMMIT = "0c1e57098"  # what that package holds, by its changelog
 OPENVINO = ("openvino-genai==2026.4.1.0", "gguf==0.19.0")
 TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
 KEEP_STORES = "-fno-tree-dse -fno-dse"
@@ -62,6 +63,7 @@ def install_llama_cpp(home: Path, jobs: int) -> None:
         "-DCMAKE_C_COMPILER=gcc",
         "-DCMAKE_CXX_COMPILER=g++",
         f"-DCMAKE_CXX_FLAGS={KEEP_STORES}",
+        f"-DLLAMA_BUILD_COMMIT={LLAMA_CPP_COMMIT}",
         "-DGGML_NATIVE=ON",
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",

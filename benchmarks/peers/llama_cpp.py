@@ -67,7 +67,7 @@ class LlamaCpp:
 
 def system_info(directory: Path, model: Path) -> tuple[str, str]:
     """The version, and llama.cpp's own line on what it uses of this processor."""
-    with _server(directory, model, ["-np", "1", "-c", "256"]) as (_, log):
+    with _server(directory, model, ["-np", "1", "-c", "256", "-lv", "4"]) as (_, log):
         lines = re.search(r"system_info: .*", log.read_text())
     command = [str(directory / "llama-server"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ and off; once one of them was clearly slower in the first pair, it is left out o
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ from results import LLAMA_CPP, OPENVINO, SAMOVAR, Results
 from rows import ENGINE_ONE, LOWER_IS_BETTER, MODELS, THREADS, Contender, Model, Samples, Work
 from samovar_peer import Samovar
 
-from samovar import hub
+from samovar import __version__, hub
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "peers.json"
 CLEARLY_SLOWER = 1.15
@@ -132,7 +132,7 @@ class Session:
             if has_amx and "AMX_INT8 = 1" not in info:
                 sys.exit("This processor has AMX, but llama.cpp was built without: no fair peer.")
             self._versions |= {
-                SAMOVAR: importlib.metadata.version("samovar"),
+                SAMOVAR: version_of_samovar(),
                 LLAMA_CPP: version,
                 "llama.cpp system_info": info,
             }
@@ -164,6 +164,13 @@ class Session:
         """The same tokens without HTTP too, while the server is idle."""
         alone = replace(work, kind="decode", name=ENGINE_ONE)
         return lambda: {**over_http(), **self._samovar.measure(alone, path)}
+
+
+def version_of_samovar() -> str:
+    """The version, and the commit where there is one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{__version__}, commit {done.stdout.strip()}" if done.stdout else __version__
 
 
 def interleave(measures: dict[str, Measure], num_pairs: int) -> dict[str, list[Samples | None]]:
