@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
+STAT = Path("/proc/stat")
 CPUINFO = Path("/proc/cpuinfo")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -32,9 +34,21 @@ def machine() -> dict[str, Any]:
     }
 
 
-def load() -> float:
-    """How many processes wanted to run in the last minute."""
-    return os.getloadavg()[0]
+def busy(seconds: float = 1.0) -> float | None:
+    """The share of all processors' time that others use while we wait; None if it is not told."""
+    before = _cpu_times()
+    time.sleep(seconds)
+    after = _cpu_times()
+    if not before or not after:
+        return None
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    idle = spent[3] + spent[4]  # waiting for a disk is idle too
+    return 1 - idle / max(1, sum(spent))
+
+
+def _cpu_times() -> list[int]:
+    text = _text(STAT)
+    return [int(part) for part in text.splitlines()[0].split()[1:9]] if text else []
 
 
 def _fields(text: str) -> list[tuple[str, str]]:

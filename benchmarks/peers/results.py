@@ -2,8 +2,9 @@
 
     {"runs": {TIME: {machine, versions}}, "models": {NAME: {"file": ..., "rows": {ROW: entry}}}}
 
-An entry has `run`, `load`, `work` and `pairs`: contender -> one list of samples for each pair, in
-the order in which they were measured; null where a contender was left out of a pair.
+An entry has `run`, `busy` (the share of the machine that others used just before), `work` and
+`pairs`: contender -> one list of samples for each pair, in the order in which they were measured;
+null where a contender was left out of a pair.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from samovar import __version__, hub
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "peers.json"
 CLEARLY_SLOWER = 1.15
+MOST_BUSY = 0.05  # of the machine; beyond, figures say little
 
 Measure = Callable[[], Samples]
 
@@ -101,7 +102,9 @@ class Session:
                 print(f"{model.title}: {other.note}", flush=True)
                 self._versions[OPENVINO] = other.note
             for work in works:
-                load = machine.load()
+                busy = machine.busy()
+                if busy is not None and busy > MOST_BUSY:
+                    print(f"warning: others use {busy:.0%} of the machine", flush=True)
                 pairs = self._pairs(path, work, other if other and other.runs else None)
                 facts = {"file": path.name, "bytes": path.stat().st_size}
                 if other is not None:
@@ -109,7 +112,7 @@ class Session:
                 entries: dict[str, dict[str, Any]] = {
                     row: {
                         "run": self._time,
-                        "load": load,
+                        "busy": busy,
                         "work": asdict(work),
                         "pairs": {
                             name: [samples.get(row) if samples else None for samples in rounds]
