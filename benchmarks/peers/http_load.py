@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,17 @@ from samovar.checkpoint import open_checkpoint
 from samovar.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from serve import one_stream, prompt
+from client import events, prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """When the first and the last piece of a reply came, and how many tokens the server counted."""
+
+    first_s: float
+    last_s: float
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class Prompts:
@@ -49,13 +61,14 @@ def measure_http(url: str, work: Work, fields: Mapping[str, Any], prompts: Promp
     """One round: each client sends one request, all at the same moment."""
     (clients,) = work.streams
     wall, replies = asyncio.run(_round(url, prompts.take(clients), work.tokens, fields))
-    for _, _, count in replies:
-        if count != work.tokens:
-            raise SystemExit(f"{url}: a reply has {count} tokens and not {work.tokens}")
+    wanted = (work.prompt, work.tokens)
+    for each in replies:
+        if (found := (each.prompt_tokens, each.completion_tokens)) != wanted:
+            raise SystemExit(f"{url}: a reply has {found} tokens of prompt and reply, not {wanted}")
     if clients == 1:
-        ((first, end, count),) = replies
-        return {HTTP_ONE: [(count - 1) / (end - first)]}
-    ttft = [first for first, _, _ in replies]
+        (reply,) = replies
+        return {HTTP_ONE: [(work.tokens - 1) / (reply.last_s - reply.first_s)]}
+    ttft = [each.first_s for each in replies]
     return {
         HTTP_TOKENS: [clients * work.tokens / wall],
         HTTP_TTFT: [statistics.quantiles(ttft, n=20, method="inclusive")[-1]],
@@ -64,9 +77,28 @@ def measure_http(url: str, work: Work, fields: Mapping[str, Any], prompts: Promp
 
 async def _round(
     url: str, texts: list[str], num_tokens: int, fields: Mapping[str, Any]
-) -> tuple[float, list[tuple[float, float, int]]]:
+) -> tuple[float, list[Reply]]:
     """Seconds that it took in all, and each reply's own figures."""
     started = time.monotonic()
-    requests = (one_stream(url, text, num_tokens, fields) for text in texts)
-    replies = await asyncio.gather(*requests)
+    replies = await asyncio.gather(*(_reply(url, text, num_tokens, fields) for text in texts))
     return time.monotonic() - started, replies
+
+
+async def _reply(url: str, text: str, num_tokens: int, fields: Mapping[str, Any]) -> Reply:
+    body = {
+        "prompt": text,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    started = time.monotonic()
+    times = []
+    usage: dict[str, Any] = {}
+    async for at, data in events(url, "/completions", body):
+        if b'"text"' in data:
+            times.append(at - started)
+        if b'"usage":{' in data:  # in a chunk of its own, or in the last one with text
+            usage = json.loads(data)["usage"]
+    return Reply(times[0], times[-1], usage["prompt_tokens"], usage["completion_tokens"])

@@ -12,6 +12,7 @@ and off; once one of them was clearly slower in the first pair, it is left out o
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -209,7 +210,13 @@ def brief(pairs: dict[str, list[Any]]) -> str:
     return ", ".join(f"{name} {median(values):.4g}" for name, values in found.items())
 
 
+def _end(*_: object) -> None:
+    """Ends as Ctrl-C does, so that the servers end too."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     started = time.monotonic()
     main()
     print(f"measured in {time.monotonic() - started:.0f} s")

@@ -15,7 +15,7 @@ from typing import Any
 from rows import THREADS, Samples, Work
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from serve import server
+from client import server
 
 WORKER = Path(__file__).parent / "samovar_worker.py"
 SPECULATE_OFF = ("--speculate", "off")  # greedy replies to random words repeat themselves
