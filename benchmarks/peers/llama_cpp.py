@@ -39,8 +39,6 @@ class LlamaCpp:
             command += ["-p", str(work.prompt), "-n", "0"]
         else:
             command += ["-p", "0", "-n", str(work.tokens), "-d", str(work.prompt)]
-        if not work.warm:
-            command.append("--no-warmup")
         (test,) = json.loads(_output(command))
         rates: list[float] = test["samples_ts"]
         return {work.rows[0]: rates}

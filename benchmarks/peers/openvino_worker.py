@@ -41,8 +41,7 @@ def samples(pipeline: Any, work: dict[str, Any], num_streams: int) -> list[list[
     """[tokens a second, seconds to the first token] of each repetition."""
     is_prefill = work["kind"] == "prefill"
     num_prompt, num_tokens = max(work["prompt"], 1), work["tokens"]
-    if work["warm"]:
-        generate(pipeline, num_prompt if is_prefill else 16, 2, num_streams)
+    generate(pipeline, num_prompt if is_prefill else 16, 2, num_streams)  # warms up
     found = []
     for _ in range(work["repeat"]):
         started = time.perf_counter()

@@ -22,8 +22,8 @@ class Work:
     """One measurement, which may yield several rows.
 
     prompt: tokens read before or, for prefill, while time is taken.  tokens: written by each
-    stream.  streams: how many at once, each number a row.  repeat: samples in one process.
-    warm: whether a prefill is run once without taking time.
+    stream.  streams: how many at once, each number a row.  repeat: samples in one process, after
+    one that does not count.
     """
 
     name: str
@@ -32,7 +32,6 @@ class Work:
     tokens: int = 0
     streams: tuple[int, ...] = (1,)
     repeat: int = 1
-    warm: bool = True
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -63,7 +62,7 @@ class Model:
 
     source: a file, a name of the catalog or of random_model.py.
     targets: the ratio to llama.cpp to reach in each row.
-    heavy: measured in fewer tokens and without warming up, so that a pair stays short.
+    heavy: measured in fewer tokens, so that a pair stays short.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Model:
         batch_tokens = 32 if self.heavy else 64
         return (
             Work("prefill 512", "prefill", 512, repeat=repeat),
-            Work("prefill 2048", "prefill", 2048, warm=False),
+            Work("prefill 2048", "prefill", 2048),
             Work("decode", "decode", 0, 64 if self.heavy else 128),
             Work("decode at 1024", "decode", 1024, 32 if self.heavy else 64),
             Work("decode in batches", "streams", 16, batch_tokens, (8, MANY)),

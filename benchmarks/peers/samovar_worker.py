@@ -22,8 +22,7 @@ def main() -> None:
     options = EngineOptions(threads=work["threads"])
     rounds = Rounds(load_model(path, options), options)
     is_prefill = work["kind"] == "prefill"
-    if work["warm"]:
-        rounds.seconds(Prefill(work["prompt"]) if is_prefill else Decode(0, 1, 1))
+    rounds.seconds(Prefill(work["prompt"]) if is_prefill else Decode(0, 1, 1))  # warms up
     samples: dict[int, list[float]] = {}
     for streams in work["streams"]:
         case: Prefill | Decode = (
