@@ -19,7 +19,7 @@ from samovar.engine.blocks import BLOCK_TOKENS
 
 logger = logging.getLogger("samovar")
 
-MAGIC = b"samovar kv 1\n"
+MAGIC = b"samovar kv 2\n"
 DIGEST_BYTES = 32
 MOST_UNWRITTEN = 64  # blocks that wait for the disk; more are not written
 
