@@ -10,6 +10,9 @@ extern const Kernels kKernels;
 namespace avx2 {
 extern const Kernels kKernels;
 }
+namespace avxvnni {
+extern const Kernels kKernels;
+}
 namespace avx512 {
 extern const Kernels kKernels;
 }
@@ -52,17 +55,23 @@ int available_kernels(const Kernels** out, int capacity) {
     if (runs && count < capacity)
       out[count++] = &table;
   };
+#ifdef SAMOVAR_HAVE_AVX2
+  const bool runs_avx2 = cpu.avx2 && cpu.fma && cpu.f16c;
+#endif
 #ifdef SAMOVAR_HAVE_AVX512
-  const bool runs_avx512 = cpu.avx2 && cpu.fma && cpu.f16c && cpu.avx512f && cpu.avx512bw && cpu.avx512vl &&
-                           cpu.avx512dq && cpu.avx512_vnni;
+  const bool runs_avx512 =
+      runs_avx2 && cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.avx512_vnni;
 #ifdef SAMOVAR_HAVE_AMX
   if (runs_avx512 && cpu.avx512_bf16 && cpu.amx_int8 && cpu.amx_bf16 && allow_amx())
     offer(amx_table(), true);
 #endif
   offer(avx512::kKernels, runs_avx512);
 #endif
+#ifdef SAMOVAR_HAVE_AVXVNNI
+  offer(avxvnni::kKernels, runs_avx2 && cpu.avx_vnni);
+#endif
 #ifdef SAMOVAR_HAVE_AVX2
-  offer(avx2::kKernels, cpu.avx2 && cpu.fma && cpu.f16c);
+  offer(avx2::kKernels, runs_avx2);
 #endif
 #ifdef SAMOVAR_HAVE_NEON_DOTPROD
   offer(neon_dotprod::kKernels, cpu.dotprod);
