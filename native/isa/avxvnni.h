@@ -25,7 +25,7 @@ template <int bits> struct Dot {
 };
 
 constexpr TileShape kQ8Tiles{
-    .few_rows = 2, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 1};
+    .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 1, .parts = 1};
 
 } // namespace
 } // namespace samovar::avxvnni

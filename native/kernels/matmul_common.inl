@@ -58,17 +58,17 @@ template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body bod
 
 template <int panels, int parts, int rows, class Compute>
 SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute) {
-  for (int part = 0; part < kParts; part += parts) {
-    const bool first = part == 0;
-    int row = 0;
-    for (; row + rows <= a.rows; row += rows)
-      compute(Tile<panels, parts, rows>{row, panel, part, first && row == 0, first && row == 0 && more});
-    rows_left<rows - 1>(
-        a.rows - row, SAMOVAR_BODY(auto left) {
-          compute(Tile<panels, parts, left.value>{row, panel, part, first && row == 0,
-                                                  first && row == 0 && more});
-        });
-  }
+  // The parts of a panel follow each other, so that a line of `out` is written at once.
+  const auto block = SAMOVAR_BODY(auto count, int row) {
+    for (int part = 0; part < kParts; part += parts) {
+      const bool fetch = row == 0 && part == 0;
+      compute(Tile<panels, parts, count.value>{row, panel, part, fetch, fetch && more});
+    }
+  };
+  int row = 0;
+  for (; row + rows <= a.rows; row += rows)
+    block(Index<rows>{}, row);
+  rows_left<rows - 1>(a.rows - row, SAMOVAR_BODY(auto left) { block(left, row); });
 }
 
 template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute) {
