@@ -160,7 +160,7 @@ template <> struct Dot<8> {
 };
 
 constexpr TileShape kQ8Tiles{
-    .few_rows = 2, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 1};
+    .few_rows = 2, .stream_rows = 2, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 1};
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 2};
 constexpr TileShape kBf16Tiles{

@@ -9,6 +9,6 @@ namespace {
 } // namespace
 
 extern const Kernels kKernels;
-constinit const Kernels kKernels = make_table("neon");
+constinit const Kernels kKernels = make_table("neon_dotprod");
 
 } // namespace samovar::neon_dotprod

@@ -76,7 +76,7 @@ struct AttendArgs {
 using AttendFn = void (*)(const AttendArgs& args);
 
 struct Kernels {
-  const char* name; // "portable", "avx2", "avx512", "amx", "neon"
+  const char* name; // as the files of native/isa: "portable", "avx2", ...
 
   MatmulFn matmul[kNumForms]; // by Form
   AttendFn attend[3];         // by KvType

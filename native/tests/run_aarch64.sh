@@ -18,5 +18,5 @@ qemu-aarch64 "$work/aarch64/kernel_checksums" >"$work/aarch64.txt"
 cut -d' ' -f1,2 "$work/host.txt" >"$work/host.sums"
 cut -d' ' -f1,2 "$work/aarch64.txt" >"$work/aarch64.sums"
 diff "$work/host.sums" "$work/aarch64.sums"
-grep -q ' neon' "$work/aarch64.txt" || { echo "the emulator has no dot product instructions"; exit 1; }
+grep -q ' neon_dotprod' "$work/aarch64.txt" || { echo "the emulator has no dot product instructions"; exit 1; }
 echo "$(wc -l <"$work/host.sums") kernels agree: $(head -1 "$work/host.txt" | cut -d' ' -f3-) = $(head -1 "$work/aarch64.txt" | cut -d' ' -f3-)"
