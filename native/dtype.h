@@ -103,7 +103,8 @@ SAMOVAR_INLINE constexpr RowType input_row(Form form) {
 // BF16: K bf16[hd/2][32 tokens][2], V bf16[16 token pairs][hd][2]: both are AMX B tiles, and 16
 //       tokens (dims) of one pair fill a 64-byte vector.
 // F32:  K f32[hd][32 tokens], V f32[32 tokens][hd].
-// Q8:   K int8[32 tokens][hd], f32 scale[32 tokens][hd/32]; V the same.  A read gives bf16(q * scale).
+// Q8:   K int8[hd/4][32 tokens][4], f32 scale[hd/32][32 tokens]; V int8[32 tokens][hd],
+//       f32 scale[32 tokens][hd/32].  A read gives bf16(q * scale).
 // hd is a multiple of 32.
 enum class KvType : int { F32, BF16, Q8 };
 SAMOVAR_INLINE constexpr int64_t kv_half_bytes(KvType type, int64_t hd) {

@@ -103,10 +103,6 @@ SAMOVAR_INLINE void store_s8(void* p, I a) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
-SAMOVAR_INLINE I gather(const void* p, int stride) {
-  const I lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  return _mm256_i32gather_epi32(static_cast<const int*>(p), _mm256_mullo_epi32(lanes, iset1(stride)), 1);
-}
 
 // Over the lanes of one vector; the order does not matter.
 SAMOVAR_INLINE float max_of(F a) {
@@ -164,8 +160,8 @@ constexpr TileShape kQ8Tiles{
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 2};
 constexpr TileShape kBf16Tiles{
-    .few_rows = 1, .stream_rows = 1, .stream_panels = 2, .rows = 2, .panels = 1, .parts = 2};
-constexpr int kAttendRows = 3, kAttendUnits = 2;
+    .few_rows = 1, .stream_rows = 1, .stream_panels = 2, .rows = 4, .panels = 1, .parts = 2};
+constexpr int kAttendRows = 4, kAttendUnits = 2, kBf16Sums = 8;
 
 } // namespace
 } // namespace samovar::avx2

@@ -102,10 +102,6 @@ SAMOVAR_INLINE I load_s8(const void* p) {
 SAMOVAR_INLINE void store_s8(void* p, I a) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
 }
-SAMOVAR_INLINE I gather(const void* p, int stride) {
-  const I lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_i32gather_epi32(_mm512_mullo_epi32(lanes, iset1(stride)), p, 1);
-}
 
 // Over the lanes of one vector; the order does not matter.
 SAMOVAR_INLINE float max_of(F a) {
@@ -140,8 +136,8 @@ constexpr TileShape kQ8Tiles{
 constexpr TileShape kFloatTiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};
 constexpr TileShape kBf16Tiles{
-    .few_rows = 2, .stream_rows = 2, .stream_panels = 4, .rows = 4, .panels = 2, .parts = 1};
-constexpr int kAttendRows = 4, kAttendUnits = 2;
+    .few_rows = 2, .stream_rows = 2, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};
+constexpr int kAttendRows = 8, kAttendUnits = 2, kBf16Sums = 16;
 
 } // namespace
 } // namespace samovar::avx512

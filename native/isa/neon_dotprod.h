@@ -112,13 +112,6 @@ SAMOVAR_INLINE void store_s8(void* p, I a) {
   const uint32_t x = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
   __builtin_memcpy(p, &x, 4);
 }
-SAMOVAR_INLINE I gather(const void* p, int stride) {
-  const char* c = static_cast<const char*>(p);
-  uint32x4_t r = vdupq_n_u32(four_bytes(c));
-  r = vsetq_lane_u32(four_bytes(c + stride), r, 1);
-  r = vsetq_lane_u32(four_bytes(c + 2 * stride), r, 2);
-  return vreinterpretq_s32_u32(vsetq_lane_u32(four_bytes(c + 3 * stride), r, 3));
-}
 
 // Over the lanes of one vector; the order does not matter.
 SAMOVAR_INLINE float max_of(F a) {
@@ -151,8 +144,8 @@ constexpr TileShape kQ8Tiles{
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 4};
 constexpr TileShape kBf16Tiles{
-    .few_rows = 1, .stream_rows = 1, .stream_panels = 2, .rows = 2, .panels = 1, .parts = 4};
-constexpr int kAttendRows = 4, kAttendUnits = 2;
+    .few_rows = 1, .stream_rows = 1, .stream_panels = 2, .rows = 4, .panels = 1, .parts = 4};
+constexpr int kAttendRows = 4, kAttendUnits = 2, kBf16Sums = 16;
 
 } // namespace
 } // namespace samovar::neon_dotprod

@@ -188,12 +188,6 @@ SAMOVAR_INLINE I load_s8(const void* p) {
 SAMOVAR_INLINE void store_s8(void* p, I a) {
   SAMOVAR_LANES static_cast<int8_t*>(p)[i] = static_cast<int8_t>(a.v[i]);
 }
-// Lane i is the 32-bit word at p + i * stride.
-SAMOVAR_INLINE I gather(const void* p, int stride) {
-  I r;
-  SAMOVAR_LANES __builtin_memcpy(&r.v[i], static_cast<const char*>(p) + i * stride, 4);
-  return r;
-}
 
 // Over the lanes of one vector; the order does not matter.
 SAMOVAR_INLINE float max_of(F a) {
@@ -241,7 +235,8 @@ constexpr TileShape kQ8Tiles{
     .few_rows = 0, .stream_rows = 1, .stream_panels = 1, .rows = 2, .panels = 1, .parts = 1};
 constexpr TileShape kFloatTiles = kQ8Tiles;
 constexpr TileShape kBf16Tiles = kQ8Tiles;
-constexpr int kAttendRows = 2, kAttendUnits = 1;
+// Rows and vectors that attention computes at once, and the sums of bf16 products that registers hold.
+constexpr int kAttendRows = 2, kAttendUnits = 1, kBf16Sums = 8;
 
 } // namespace
 } // namespace samovar::portable

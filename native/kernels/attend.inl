@@ -39,37 +39,25 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
                                 float (*scores)[kContextChunk], int position) {
   constexpr int units = kAttendUnits;
   for (int t = 0; t < kPageTokens; t += units * kLanes) {
-    F acc[rows][units];
-    unroll<rows>(SAMOVAR_BODY(auto r) { unroll<units>(SAMOVAR_BODY(auto u) { acc[r][u] = zero(); }); });
+    F acc[units][rows];
+    unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
     if constexpr (type == KvType::F32) {
       for (int d = 0; d < hd; ++d)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const F k = load(reinterpret_cast<const float*>(keys) + d * kPageTokens + t + u * kLanes);
-          unroll<rows>(SAMOVAR_BODY(auto r) { acc[r][u] = fma(set1(q[r][d]), k, acc[r][u]); });
+          unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(q[r][d]), k, acc[u][r]); });
         });
     } else {
-      for (int d = 0; d < hd; d += 32) {
-        F even[rows][units], odd[rows][units];
-        unroll<rows>(SAMOVAR_BODY(auto r) {
-          unroll<units>(SAMOVAR_BODY(auto u) { even[r][u] = odd[r][u] = zero(); });
-        });
-        for (int i = d; i < d + 32; i += 2)
-          unroll<units>(SAMOVAR_BODY(auto u) {
-            const I pair = iload(keys + (i / 2 * kPageTokens + t + u * kLanes) * 4);
-            const F k_even = bf16_even(pair), k_odd = bf16_odd(pair);
-            unroll<rows>(SAMOVAR_BODY(auto r) {
-              even[r][u] = fma(set1(q[r][i]), k_even, even[r][u]);
-              odd[r][u] = fma(set1(q[r][i + 1]), k_odd, odd[r][u]);
-            });
-          });
-        unroll<rows>(SAMOVAR_BODY(auto r) {
-          unroll<units>(SAMOVAR_BODY(auto u) { acc[r][u] = add(acc[r][u], add(even[r][u], odd[r][u])); });
-        });
-      }
+      for (int d = 0; d < hd; d += 32)
+        add_bf16_pairs<rows, units>(
+            SAMOVAR_BODY(int i, auto u) {
+              return iload(keys + ((d / 2 + i) * kPageTokens + t + u * kLanes) * 4);
+            },
+            SAMOVAR_BODY(auto odd, int i, auto r) { return q[r][d + 2 * i + odd]; }, acc);
     }
-    unroll<rows>(SAMOVAR_BODY(auto r) {
-      unroll<units>(SAMOVAR_BODY(auto u) {
-        store(scores[r] + position + t + u * kLanes, mul(acc[r][u], set1(factor)));
+    unroll<units>(SAMOVAR_BODY(auto u) {
+      unroll<rows>(SAMOVAR_BODY(auto r) {
+        store(scores[r] + position + t + u * kLanes, mul(acc[u][r], set1(factor)));
       });
     });
   }
@@ -81,37 +69,23 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
                                 float* o, int64_t o_stride) {
   constexpr int units = kAttendUnits;
   for (int d = 0; d < hd; d += units * kLanes) {
-    F acc[rows][units];
+    F acc[units][rows];
+    unroll<units>(SAMOVAR_BODY(auto u) {
+      unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = load(o + r * o_stride + d + u * kLanes); });
+    });
     if constexpr (type == KvType::F32) {
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        unroll<units>(SAMOVAR_BODY(auto u) { acc[r][u] = load(o + r * o_stride + d + u * kLanes); });
-      });
       for (int t = 0; t < kPageTokens; ++t)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const F v = load(reinterpret_cast<const float*>(values) + t * hd + d + u * kLanes);
-          unroll<rows>(SAMOVAR_BODY(auto r) { acc[r][u] = fma(set1(p[r][position + t]), v, acc[r][u]); });
+          unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(p[r][position + t]), v, acc[u][r]); });
         });
     } else {
-      F even[rows][units], odd[rows][units];
-      unroll<rows>(
-          SAMOVAR_BODY(auto r) { unroll<units>(SAMOVAR_BODY(auto u) { even[r][u] = odd[r][u] = zero(); }); });
-      for (int t = 0; t < kPageTokens; t += 2)
-        unroll<units>(SAMOVAR_BODY(auto u) {
-          const I pair = iload(values + (t / 2 * hd + d + u * kLanes) * 4);
-          const F v_even = bf16_even(pair), v_odd = bf16_odd(pair);
-          unroll<rows>(SAMOVAR_BODY(auto r) {
-            even[r][u] = fma(set1(p[r][position + t]), v_even, even[r][u]);
-            odd[r][u] = fma(set1(p[r][position + t + 1]), v_odd, odd[r][u]);
-          });
-        });
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        unroll<units>(SAMOVAR_BODY(auto u) {
-          acc[r][u] = add(load(o + r * o_stride + d + u * kLanes), add(even[r][u], odd[r][u]));
-        });
-      });
+      add_bf16_pairs<rows, units>(
+          SAMOVAR_BODY(int i, auto u) { return iload(values + (i * hd + d + u * kLanes) * 4); },
+          SAMOVAR_BODY(auto odd, int i, auto r) { return p[r][position + 2 * i + odd]; }, acc);
     }
-    unroll<rows>(SAMOVAR_BODY(auto r) {
-      unroll<units>(SAMOVAR_BODY(auto u) { store(o + r * o_stride + d + u * kLanes, acc[r][u]); });
+    unroll<units>(SAMOVAR_BODY(auto u) {
+      unroll<rows>(SAMOVAR_BODY(auto r) { store(o + r * o_stride + d + u * kLanes, acc[u][r]); });
     });
   }
 }

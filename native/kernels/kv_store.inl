@@ -23,35 +23,35 @@ inline void kv_store_bf16(const float* k, const float* v, int hd, int slot, uint
 }
 
 inline void kv_store_q8(const float* k, const float* v, int hd, int slot, uint8_t* page) {
-  const float* source[2] = {k, v};
-  for (int half = 0; half < 2; ++half, page += kv_half_bytes(KvType::Q8, hd)) {
-    int8_t* codes = reinterpret_cast<int8_t*>(page) + slot * hd;
-    float* scales = reinterpret_cast<float*>(page + kPageTokens * hd) + slot * (hd / 32);
-    for (int b = 0; b < hd / 32; ++b) {
-      Q8Block block;
-      quantize_block(source[half] + b * 32, codes + b * 32, block);
-      scales[b] = block.d;
-    }
+  uint8_t* values = page + kv_half_bytes(KvType::Q8, hd);
+  float* key_scales = reinterpret_cast<float*>(page + kPageTokens * hd);
+  float* value_scales = reinterpret_cast<float*>(values + kPageTokens * hd) + slot * (hd / 32);
+  for (int b = 0; b < hd / 32; ++b) {
+    Q8Block block;
+    int8_t codes[32];
+    quantize_block(k + b * 32, codes, block);
+    for (int i = 0; i < 32; i += 4)
+      __builtin_memcpy(page + ((b * 32 + i) * kPageTokens + slot * 4), codes + i, 4);
+    key_scales[b * kPageTokens + slot] = block.d;
+    quantize_block(v + b * 32, reinterpret_cast<int8_t*>(values) + slot * hd + b * 32, block);
+    value_scales[b] = block.d;
   }
 }
 
-// The bf16 of byte `b` of each word of codes, times its scale, in the upper half of each lane.
-template <int b> SAMOVAR_INLINE I widen_code(I codes, F scales) {
-  return bf16_bits(mul(to_float(sra<24>(shl<24 - 8 * b>(codes))), scales));
+// Byte `b` of each word of codes times its scale.
+template <int b> SAMOVAR_INLINE F scaled_code(I codes, F scales) {
+  return mul(to_float(sra<24>(shl<24 - 8 * b>(codes))), scales);
 }
 
 inline void widen_keys(const uint8_t* keys, int hd, uint8_t* out) {
-  const uint8_t* scales = keys + kPageTokens * hd;
-  for (int t = 0; t < kPageTokens; t += kLanes)
-    for (int b = 0; b < hd / 32; ++b) {
-      const F scale = as_float(gather(scales + (t * (hd / 32) + b) * 4, hd / 32 * 4));
-      for (int d = b * 32; d < b * 32 + 32; d += 4) {
-        const I codes = gather(keys + t * hd + d, hd);
-        istore(out + (d / 2 * kPageTokens + t) * 4,
-               ior(shr<16>(widen_code<0>(codes, scale)), widen_code<1>(codes, scale)));
-        istore(out + ((d / 2 + 1) * kPageTokens + t) * 4,
-               ior(shr<16>(widen_code<2>(codes, scale)), widen_code<3>(codes, scale)));
-      }
+  const float* scales = reinterpret_cast<const float*>(keys + kPageTokens * hd);
+  for (int d = 0; d < hd; d += 4)
+    for (int t = 0; t < kPageTokens; t += kLanes) {
+      const F scale = load(scales + d / 32 * kPageTokens + t);
+      const I codes = iload(keys + d * kPageTokens + t * 4);
+      uint8_t* pairs = out + (d / 2 * kPageTokens + t) * 4;
+      istore(pairs, bf16_pair(scaled_code<0>(codes, scale), scaled_code<1>(codes, scale)));
+      istore(pairs + kPageTokens * 4, bf16_pair(scaled_code<2>(codes, scale), scaled_code<3>(codes, scale)));
     }
 }
 
@@ -59,9 +59,9 @@ inline void widen_values(const uint8_t* values, int hd, uint8_t* out) {
   const float* scales = reinterpret_cast<const float*>(values + kPageTokens * hd);
   for (int t = 0; t < kPageTokens; t += 2)
     for (int d = 0; d < hd; d += kLanes) {
+      const uint8_t* codes = values + t * hd + d;
       const F even = set1(scales[t * (hd / 32) + d / 32]), odd = set1(scales[(t + 1) * (hd / 32) + d / 32]);
-      const I a = bf16_bits(mul(to_float(load_s8(values + t * hd + d)), even));
-      const I b = bf16_bits(mul(to_float(load_s8(values + (t + 1) * hd + d)), odd));
-      istore(out + (t / 2 * hd + d) * 4, ior(shr<16>(a), b));
+      istore(out + (t / 2 * hd + d) * 4,
+             bf16_pair(mul(to_float(load_s8(codes)), even), mul(to_float(load_s8(codes + hd)), odd)));
     }
 }

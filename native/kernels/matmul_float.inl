@@ -34,7 +34,6 @@ template <Form form, class T> inline void float_tile(const MatmulArgs& a, const 
   finish(a, tile, acc);
 }
 
-// In the order of AMX's TDPBF16PS: even and odd k apart for 32 k, then added together, then to the result.
 template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
   constexpr int rows = T::rows, units = T::units;
   const int32_t* x[rows]; // pairs of k
@@ -47,27 +46,20 @@ template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
   for (int b = 0; b < num_blocks; ++b, w += 1024) {
     if (b % 2 == 0)
       prefetch_chunk<Form::BF16>(a, tile, w, b / 2, num_chunks);
-    F even[units][rows], odd[units][rows];
-    unroll<units>(
-        SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { even[u][r] = odd[u][r] = zero(); }); });
-    for (int i = 0; i < 16; ++i) {
-      I weight[units];
-      unroll<units>(SAMOVAR_BODY(auto u) {
-        weight[u] =
-            iload(w + (u / T::parts) * a.panel_stride + i * 64 + (tile.part + u % T::parts) * kLanes * 4);
+    alignas(64) float wide[2][rows][16]; // even and odd k of the rows, widened once for all units
+    unroll<rows>(SAMOVAR_BODY(auto r) {
+      unroll<kParts>(SAMOVAR_BODY(auto p) {
+        const I pair = iload(x[r] + b * 16 + p * kLanes);
+        store(wide[0][r] + p * kLanes, bf16_even(pair));
+        store(wide[1][r] + p * kLanes, bf16_odd(pair));
       });
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        const I pair = iset1(x[r][b * 16 + i]);
-        const F x_even = bf16_even(pair), x_odd = bf16_odd(pair);
-        unroll<units>(SAMOVAR_BODY(auto u) {
-          even[u][r] = fma(x_even, bf16_even(weight[u]), even[u][r]);
-          odd[u][r] = fma(x_odd, bf16_odd(weight[u]), odd[u][r]);
-        });
-      });
-    }
-    unroll<units>(SAMOVAR_BODY(auto u) {
-      unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = add(acc[u][r], add(even[u][r], odd[u][r])); });
     });
+    add_bf16_pairs<rows, units>(
+        SAMOVAR_BODY(int i, auto u) {
+          return iload(w + (u / T::parts) * a.panel_stride + i * 64 +
+                       (tile.part + u % T::parts) * kLanes * 4);
+        },
+        SAMOVAR_BODY(auto odd, int i, auto r) { return wide[odd][r][i]; }, acc);
   }
   finish(a, tile, acc);
 }

@@ -91,10 +91,17 @@ SAMOVAR_INLINE float max16(const Lanes16& lanes) {
 constexpr float kInfinity = __builtin_inff();
 constexpr int32_t kUpperHalf = static_cast<int32_t>(0xffff0000u);
 
-// Round to bf16, to nearest even, left in the upper half of each lane.
-SAMOVAR_INLINE I bf16_bits(F x) {
+// Round to bf16, to nearest even, left in the upper half of each lane; the lower half is not cleared.
+SAMOVAR_INLINE I bf16_upper(F x) {
   const I u = as_int(x);
-  return iand(iadd(iadd(u, iset1(0x7fff)), iand(shr<16>(u), iset1(1))), iset1(kUpperHalf));
+  return iadd(iadd(u, iset1(0x7fff)), iand(shr<16>(u), iset1(1)));
+}
+SAMOVAR_INLINE I bf16_bits(F x) {
+  return iand(bf16_upper(x), iset1(kUpperHalf));
+}
+// The pairs of bf16 that bf16_even and bf16_odd take apart.
+SAMOVAR_INLINE I bf16_pair(F even, F odd) {
+  return ior(shr<16>(bf16_upper(even)), bf16_bits(odd));
 }
 SAMOVAR_INLINE F round_to_bf16(F x) {
   return as_float(bf16_bits(x));
@@ -105,4 +112,31 @@ SAMOVAR_INLINE F bf16_even(I pair) {
 }
 SAMOVAR_INLINE F bf16_odd(I pair) {
   return as_float(iand(pair, iset1(kUpperHalf)));
+}
+
+// acc[u][r] += the products of 16 pairs of bf16 in the order of AMX's TDPBF16PS: even and odd ones apart from
+// zero, then added together, then to acc.  pair(i, u) is a vector of pairs, value(odd, i, r) the factor of
+// all its lanes.  If both sums of all do not fit in registers, the odd ones follow the even ones.
+template <int rows, int units, class Pair, class Value>
+SAMOVAR_INLINE void add_bf16_pairs(Pair pair, Value value, F (&acc)[units][rows]) {
+  constexpr int passes = 2 * rows * units <= kBf16Sums ? 1 : 2;
+  F sum[2][units][rows];
+  const auto each = [&](auto body) __attribute__((always_inline)) {
+    unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { body(u, r); }); });
+  };
+  each(SAMOVAR_BODY(auto u, auto r) { sum[0][u][r] = sum[1][u][r] = zero(); });
+  unroll<passes>(SAMOVAR_BODY(auto pass) {
+    for (int i = 0; i < 16; ++i)
+      unroll<units>(SAMOVAR_BODY(auto u) {
+        const I both = pair(i, u);
+        unroll<2 / passes>(SAMOVAR_BODY(auto second) {
+          constexpr int odd = pass.value + second.value;
+          const F factor = odd ? bf16_odd(both) : bf16_even(both);
+          unroll<rows>(SAMOVAR_BODY(auto r) {
+            sum[odd][u][r] = fma(set1(value(Index<odd>{}, i, r)), factor, sum[odd][u][r]);
+          });
+        });
+      });
+  });
+  each(SAMOVAR_BODY(auto u, auto r) { acc[u][r] = add(acc[u][r], add(sum[0][u][r], sum[1][u][r])); });
 }
