@@ -11,7 +11,6 @@ constexpr int kWalk = 4;     // panels that a kernel walks at once
 constexpr int kMaxTile = 16; // panels of an item at most
 constexpr int kItemsPerThread = 8;
 constexpr int kMaxRowBlock = 128; // rows whose activations stay in L2
-constexpr int kStreamRows = 8;    // up to here an item is one pass over its panels
 
 // A step is cut into tiles of panels x blocks of rows; all tiles of a block of rows come first, so
 // that its activations stay in cache.  K is never cut.
@@ -47,10 +46,7 @@ public:
     const int rows = std::min(cut.block_rows, cut.rows - first_row);
     const int first = tile * cut.tile_panels;
     const int last = std::min(first + cut.tile_panels, panels_of(*segment));
-    // With many rows the panels that are walked at once must stay in L1 for all of them.
-    const int pass = rows > kStreamRows ? kWalk : cut.tile_panels;
-    for (int panel = first; panel < last; panel += pass)
-      multiply(step, *segment, first_row, rows, panel, std::min(panel + pass, last));
+    multiply(step, *segment, first_row, rows, first, last);
   }
 
 private:
