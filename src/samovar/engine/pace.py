@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 SMOOTHING = 0.2  # weight of the newest step
+ALARM = 0.5  # its weight if it lasted longer than expected: later tokens of a prompt cost more
+HEADROOM = 0.8  # of the longest step that is aimed at, since steps vary
 SMALLEST_BUDGET = 16
 
 
@@ -23,7 +25,7 @@ class Pace:
         """Prompt tokens for the next step, in which `num_replies` replies get a token each."""
         most = self._batch - num_replies
         if num_replies and self._prompt_token_s:
-            spare_s = self._max_step_s - self._reply_step_s
+            spare_s = HEADROOM * self._max_step_s - self._reply_step_s
             most = min(most, max(SMALLEST_BUDGET, int(spare_s / self._prompt_token_s)))
         return max(1, most)
 
@@ -36,4 +38,5 @@ class Pace:
             sample = max(0.0, seconds - reply_s) / num_prompt_tokens
             if not self._prompt_token_s:
                 self._prompt_token_s = sample
-            self._prompt_token_s += SMOOTHING * (sample - self._prompt_token_s)
+            weight = ALARM if sample > self._prompt_token_s else SMOOTHING
+            self._prompt_token_s += weight * (sample - self._prompt_token_s)
