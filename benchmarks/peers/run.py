@@ -211,7 +211,8 @@ def brief(pairs: dict[str, list[Any]]) -> str:
 
 
 def _end(*_: object) -> None:
-    """Ends as Ctrl-C does, so that the servers end too."""
+    """Ends as Ctrl-C does, once, so that the servers end too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
