@@ -118,11 +118,11 @@ class AsyncEngine:
 
     def _refuse(self, requests: Sequence[Request], param: str) -> None:
         self._refuse_if_failed()
+        for request in requests:  # what is wrong is told at once, however full the queue is
+            self.engine.check(request, param=param)
         num_replies = sum(request.n for request in requests)
         many = param if len(requests) > 1 else "n"
         self.engine.check_queue(num_replies, sum(self._owed.values()), param=many)
-        for request in requests:
-            self.engine.check(request, param=param)
 
     def _refuse_if_failed(self) -> None:
         if isinstance(self.failure, Unavailable):
