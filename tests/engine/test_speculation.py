@@ -62,17 +62,14 @@ def test_a_draft_goes_on_as_an_earlier_occurrence_did(tokens: list[int], most: i
     lookup = Lookup()
     for end in range(1, len(tokens) + 1):  # the index grows with the sequence
         draft = lookup.propose(tokens[:end], most)
-    shortest, longest = min(GRAMS), max(GRAMS)
-
-    def ends_of(gram: int) -> list[int]:
-        tail = tokens[-gram:]
-        return [i for i in range(gram, len(tokens)) if tokens[i - gram : i] == tail]
-
-    if len(tokens) <= shortest or not ends_of(shortest):
+    gram = min(GRAMS)
+    tail = tokens[-gram:]
+    ends = [i for i in range(gram, len(tokens)) if tokens[i - gram : i] == tail]
+    if len(tokens) < gram or not ends:
         assert draft == ()
         return
     assert len(draft) == most
-    ends = ends_of(longest) or ends_of(shortest)
+    # A longer match that is being followed may not be the last one of its last tokens.
     followed = [(*tokens, *draft)[end : end + most] for end in ends]
     assert draft in followed
     assert 0 < lookup.chance(most) < 1

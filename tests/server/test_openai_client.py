@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from samovar.engine.request import Request, SamplingParams
+
 from .conftest import Running, running, settings_for
 
 HELLO: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
@@ -198,7 +200,8 @@ def test_a_full_queue_is_the_clients_rate_limit() -> None:
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model="x", prompt=["a", "b"], max_tokens=1)
         assert crowded.host.served is not None
-        with crowded.host.admit(crowded.host.served, 1, param="prompt"):
+        other = Request(id="other", prompt=(1,), sampling=SamplingParams(), max_tokens=1)
+        with crowded.host.served.engine.streams([other]):
             for stream in (False, True):
                 with pytest.raises(openai.RateLimitError) as caught:
                     client.chat.completions.create(
