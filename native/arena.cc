@@ -8,6 +8,7 @@
 namespace samovar {
 namespace {
 
+constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kSlab = int64_t{64} << 20;
 
 } // namespace

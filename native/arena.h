@@ -7,8 +7,6 @@
 
 namespace samovar {
 
-inline constexpr int64_t kHugePage = int64_t{2} << 20;
-
 // Hands out zeroed, 64-byte aligned memory from 2 MiB-aligned slabs that ask for huge pages.  A page
 // is touched only as it is used, so what is handed out late costs nothing early.  Thread-safe.
 class Arena {

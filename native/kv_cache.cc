@@ -54,16 +54,15 @@ KvCache::KvCache(int layers, int kv_heads, int head_dim, int num_blocks, std::st
   head_bytes_ = kv_heads * page_bytes_;
   if (block_bytes() > (int64_t{1} << 46) / num_blocks)
     throw std::bad_alloc();
-  mapping_ = mmap(nullptr, static_cast<size_t>(mapped_bytes()), PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping_ == MAP_FAILED)
+  void* base = mmap(nullptr, static_cast<size_t>(nbytes()), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED)
     throw std::bad_alloc();
-  base_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<int64_t>(mapping_), kHugePage));
-  madvise(base_, static_cast<size_t>(nbytes()), MADV_HUGEPAGE); // a wish: refusal changes only the speed
+  base_ = static_cast<uint8_t*>(base);
 }
 
 KvCache::~KvCache() {
-  munmap(mapping_, static_cast<size_t>(mapped_bytes()));
+  munmap(base_, static_cast<size_t>(nbytes()));
 }
 
 void KvCache::check_block(const char* name, int block) const {

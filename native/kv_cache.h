@@ -1,7 +1,6 @@
 // The keys and values of all sequences, in pages.
 #pragma once
 
-#include "arena.h"
 #include "dtype.h"
 
 #include <span>
@@ -10,8 +9,8 @@
 namespace samovar {
 
 // Pages [block, layer, kv_head]; a block is 32 tokens of every layer and head.  The address space is
-// reserved at once; memory is touched, zero at first, only as blocks are used, in huge pages where the
-// system has some: a step of many sequences reads more small pages than a TLB has entries.
+// reserved at once; memory is touched, zero at first, only as blocks are used.  In small pages: new
+// blocks are needed in the middle of a step, and zeroing a huge page there costs more than it saves.
 class KvCache {
 public:
   // Throws std::invalid_argument for a size out of range, std::bad_alloc if the space cannot be had.
@@ -46,13 +45,11 @@ public:
 private:
   void check_block(const char* name, int block) const;
   bool all_finite(const uint8_t* block) const;
-  int64_t mapped_bytes() const { return nbytes() + kHugePage; } // to start on a boundary
 
   int layers_, kv_heads_, head_dim_, num_blocks_;
   KvType type_;
   int64_t page_bytes_;
   int64_t head_bytes_; // the pages of all heads of a layer, in one block
-  void* mapping_ = nullptr;
   uint8_t* base_ = nullptr;
 };
 
