@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,6 +75,37 @@ async def events(
                 seen = line
     finally:
         writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """When the first and the last piece came, since asking, and what the server counted."""
+
+    first_s: float
+    last_s: float
+    prompt_tokens: int
+    completion_tokens: int
+
+
+async def complete(url: str, text: str, num_tokens: int, fields: Mapping[str, Any]) -> Reply:
+    """One streamed greedy completion; `fields` are added to the request."""
+    body = {
+        "prompt": text,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    started = time.monotonic()
+    times = []
+    usage: dict[str, Any] = {}
+    async for at, data in events(url, "/completions", body):
+        if b'"text"' in data:
+            times.append(at - started)
+        if b'"usage":{' in data:  # in a chunk of its own, or in the last one with text
+            usage = json.loads(data)["usage"]
+    return Reply(times[0], times[-1], usage["prompt_tokens"], usage["completion_tokens"])
 
 
 async def get(url: str) -> float:

@@ -16,29 +16,7 @@ import statistics
 import time
 from typing import Any
 
-from client import events, prompt, server
-
-
-async def one_stream(url: str, text: str, num_tokens: int) -> tuple[float, float, int]:
-    """Seconds to the first piece and to the last, and the tokens of one streamed reply."""
-    body = {
-        "prompt": text,
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    started = time.monotonic()
-    first: float | None = None
-    last = started
-    count = 0
-    async for at, data in events(url, "/completions", body):
-        if b'"text"' in data:
-            last = at
-            first = first or at
-        elif b'"choices":[]' in data:
-            count = json.loads(data)["usage"]["completion_tokens"]
-    return (first or last) - started, last - started, count
+from client import complete, prompt, server
 
 
 async def measure(url: str, num_streams: int, num_words: int, num_tokens: int) -> dict[str, float]:
@@ -46,16 +24,18 @@ async def measure(url: str, num_streams: int, num_words: int, num_tokens: int) -
     salt = time.monotonic_ns() % 1_000_000
     started = time.monotonic()
     replies = await asyncio.gather(
-        *(one_stream(url, prompt(salt + i, num_words), num_tokens) for i in range(num_streams))
+        *(complete(url, prompt(salt + i, num_words), num_tokens, {}) for i in range(num_streams))
     )
     wall = time.monotonic() - started
-    total = sum(count for _, _, count in replies)
+    total = sum(reply.completion_tokens for reply in replies)
     # One token comes with the first piece; the others make up the decoding rate of a stream.
-    decode = statistics.median((count - 1) / (end - first) for first, end, count in replies)
+    decode = statistics.median(
+        (reply.completion_tokens - 1) / (reply.last_s - reply.first_s) for reply in replies
+    )
     return {
         "output_tokens_per_s": total / wall,
         "decode_tokens_per_s_of_a_stream": decode,
-        "ttft_s": statistics.median(first for first, _, _ in replies),
+        "ttft_s": statistics.median(reply.first_s for reply in replies),
         "output_tokens": float(total),
     }
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,7 @@ from samovar.checkpoint import open_checkpoint
 from samovar.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from client import events, prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """When the first and the last piece of a reply came, and how many tokens the server counted."""
-
-    first_s: float
-    last_s: float
-    prompt_tokens: int
-    completion_tokens: int
+from client import Reply, complete, prompt
 
 
 class Prompts:
@@ -80,25 +68,5 @@ async def _round(
 ) -> tuple[float, list[Reply]]:
     """Seconds that it took in all, and each reply's own figures."""
     started = time.monotonic()
-    replies = await asyncio.gather(*(_reply(url, text, num_tokens, fields) for text in texts))
+    replies = await asyncio.gather(*(complete(url, text, num_tokens, fields) for text in texts))
     return time.monotonic() - started, replies
-
-
-async def _reply(url: str, text: str, num_tokens: int, fields: Mapping[str, Any]) -> Reply:
-    body = {
-        "prompt": text,
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **fields,
-    }
-    started = time.monotonic()
-    times = []
-    usage: dict[str, Any] = {}
-    async for at, data in events(url, "/completions", body):
-        if b'"text"' in data:
-            times.append(at - started)
-        if b'"usage":{' in data:  # in a chunk of its own, or in the last one with text
-            usage = json.loads(data)["usage"]
-    return Reply(times[0], times[-1], usage["prompt_tokens"], usage["completion_tokens"])

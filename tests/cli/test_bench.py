@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from samovar.cli import main
-from samovar.config import OPTIONS
 from samovar.engine import limits
 
-MODEL = Path(__file__).parent.parent / "golden/llama.gguf"  # made for a context of 2048
+from .conftest import TINY_MODEL
+
 FEW = ("--prefill", "5,40", "--depths", "0,33", "--streams", "2,3", "--tokens", "4")
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    monkeypatch.delenv("SAMOVAR_CONFIG", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("SAMOVAR_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("SAMOVAR_THREADS", "1")
-    monkeypatch.setenv("SAMOVAR_MODEL", str(MODEL))
+def quick_limits(tiny_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BUFFER_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "READ_S", 0.001)
     monkeypatch.setattr(limits, "MULTIPLY_S", 0.001)
@@ -44,7 +36,7 @@ def places(result: dict[str, Any]) -> list[tuple[int, int]]:
 
 def test_one_json_object_holds_everything(capfd: pytest.CaptureFixture[str]) -> None:
     result = measured(capfd, *FEW, "--repetitions", "2")
-    assert (result["model"], result["threads"], result["kv"]) == (MODEL.stem, 1, "bf16")
+    assert (result["model"], result["threads"], result["kv"]) == (TINY_MODEL.stem, 1, "bf16")
     assert result["repetitions"] == 2
     assert [figure["tokens"] for figure in result["prefill"]] == [5, 40]
     # Each depth with the first number of streams, each number of streams at the first depth.

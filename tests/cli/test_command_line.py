@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from samovar import __version__
 from samovar.cli import main
-from samovar.config import OPTIONS
 
 SAMPLING = (
     "-T --temperature -p --top-p --top-k --min-p --repeat-penalty --repeat-last-n -s --seed "
@@ -28,12 +26,7 @@ SERVER = (
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    monkeypatch.delenv("SAMOVAR_CONFIG", raising=False)
-    monkeypatch.delenv("SAMOVAR_TRACEBACK", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 

@@ -17,27 +17,18 @@ import pytest
 
 from samovar.cli import main
 from samovar.cli.reply import stream
-from samovar.config import OPTIONS, Settings
+from samovar.config import Settings
 from samovar.engine.engine import Engine
 from samovar.engine.load import EngineOptions
 
-MODEL = Path(__file__).parent.parent / "golden/llama.gguf"
+from .conftest import TINY_MODEL
 
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    monkeypatch.delenv("SAMOVAR_CONFIG", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("SAMOVAR_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("SAMOVAR_THREADS", "1")
-    monkeypatch.setenv("SAMOVAR_MODEL", str(MODEL))
+pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return Engine.load(MODEL, EngineOptions(threads=1))
+    return Engine.load(TINY_MODEL, EngineOptions(threads=1))
 
 
 def output(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -275,7 +266,7 @@ def test_the_end_of_input_ends_a_conversation(terminal: Terminal) -> None:
 
 def test_info(capfd: pytest.CaptureFixture[str]) -> None:
     out = output(capfd, "info")
-    for part in ("llama", "parameters", "context", "chat template", "licence", str(MODEL)):
+    for part in ("llama", "parameters", "context", "chat template", "licence", str(TINY_MODEL)):
         assert part in out
 
 

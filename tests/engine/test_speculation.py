@@ -113,7 +113,7 @@ def test_drafts_are_made_while_they_pay(num_replies: int) -> None:
         else:
             speculation.note(num_replies, 0, 1.0)
     assert share(speculation, *hopeful) == 0
-    assert not speculation.drafts_for(MOST_REPLIES + 1)
+    assert not speculation.may_draft(MOST_REPLIES + 1)
 
 
 def test_one_disturbed_step_does_not_end_drafts() -> None:

@@ -156,8 +156,8 @@ class AsyncEngine:
                     self._post(self._deliver, deltas)
             self.engine.close()
         except BaseException as failure:  # the thread must never end in silence
+            self._post(self._fail, failure)  # first: without memory the log may fail as well
             logger.critical("the engine has stopped after a fault", exc_info=failure)
-            self._post(self._fail, failure)
 
     def _take_messages(self) -> bool:
         """Applies what has arrived, waiting while the engine is idle; False once it shall end."""

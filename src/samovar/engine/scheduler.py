@@ -281,7 +281,7 @@ class Scheduler:
     def _draft(self) -> dict[int, tuple[int, ...]]:
         """Guesses for replies, with blocks for them if they can be had without a sacrifice."""
         replies = [seq for seq in self._running if seq.pending == 1]
-        if not self.speculation.drafts_for(len(replies)):
+        if not self.speculation.may_draft(len(replies)):
             return {}
         found = {}
         for seq in replies:

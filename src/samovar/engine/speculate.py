@@ -52,7 +52,7 @@ class Lookup:
 
     def chance(self, ahead: int) -> float:
         """How probably the draft with index `ahead` is right if those before it are."""
-        length, prior = next(each for each in PRIORS if self._match + ahead >= each[0])
+        length, prior = _prior(self._match + ahead)
         seen = self._tried[length] + PRIOR_WEIGHT
         return (self._right[length] + PRIOR_WEIGHT * prior) / seen
 
@@ -60,7 +60,7 @@ class Lookup:
         for i in range(self._num_seen, len(tokens)):
             if self._source is None:
                 break
-            length = next(length for length, _ in PRIORS if self._match >= length)
+            length, _ = _prior(self._match)
             right = tokens[i] == tokens[self._source]
             self._tried[length] = self._tried[length] * FORGET + 1
             self._right[length] = self._right[length] * FORGET + right
@@ -86,6 +86,11 @@ class Lookup:
                 return
 
 
+def _prior(match: int) -> tuple[int, float]:
+    """The length that a match counts as, and the chance that is assumed for it at first."""
+    return next(each for each in PRIORS if match >= each[0])
+
+
 class Speculation:
     """Decides how many drafts each reply gets in a step.
 
@@ -100,7 +105,7 @@ class Speculation:
         self._cost: dict[tuple[int, int], float] = {}  # over that, by numbers of replies and drafts
         self._num_drafting = 0  # steps with drafts since the last one without
 
-    def drafts_for(self, num_replies: int) -> bool:
+    def may_draft(self, num_replies: int) -> bool:
         """Whether a step with so many replies may hold drafts at all."""
         return self._mode != "off" and 0 < num_replies <= MOST_REPLIES
 
