@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_cases import MODEL_PATHS, Reply, load, whole_replies
@@ -77,6 +77,24 @@ arrivals = st.lists(
 )
 
 
+# Six prompts of two blocks that share nothing, and replies that need a third each: with fewer than
+# twelve blocks some must give way.
+PRESSING = [
+    Arrival(
+        Request(
+            id="",
+            prompt=PIECES[0],
+            sampling=SamplingParams(temperature=1.0, seed=seed),
+            max_tokens=40,
+            owner=f"key {seed} alone",
+        ),
+        gap=0,
+        lifetime=None,
+    )
+    for seed in range(6)
+]
+
+
 def begins(part: Reply, whole: Reply) -> bool:
     """Whether `part` is what had come of the whole reply when its client left."""
     return (
@@ -135,6 +153,7 @@ def crowded(path: Path, condition: str, tmp_path: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("path", MODEL_PATHS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("condition", CONDITIONS)
 @given(arrivals=arrivals)
+@example(arrivals=PRESSING)
 @settings(max_examples=50)
 def test_a_reply_is_the_one_computed_alone(
     judges: dict[Path, Judge], crowded: Engine, path: Path, arrivals: list[Arrival]
