@@ -202,13 +202,22 @@ std::pair<Floats, Floats> angles(const Array<double>& inv_freq, int position, fl
   return {make_array(std::move(cosines), {count(f.size())}), make_array(std::move(sines), {count(f.size())})};
 }
 
-Floats scale(const KernelTable& table, const FloatArray& x, float factor) {
+// What `function` makes of each row and `by`.
+Floats each_row(void (*function)(const float*, float, int, float*), const FloatArray& x, float by) {
   const Matrix m(x, "x", 2);
   Rows rows(m);
   const FlushDenormals guard;
   for (int64_t r = 0; r < m.shape(0); ++r)
-    table.kernels->scale(rows.floats(r), factor, static_cast<int>(m.shape(1)), rows.floats(r));
+    function(rows.floats(r), by, static_cast<int>(m.shape(1)), rows.floats(r));
   return matrix_of(rows, m.shape(0), m.shape(1));
+}
+
+Floats scale(const KernelTable& table, const FloatArray& x, float factor) {
+  return each_row(table.kernels->scale, x, factor);
+}
+
+Floats divide(const KernelTable& table, const FloatArray& x, float divisor) {
+  return each_row(table.kernels->divide, x, divisor);
 }
 
 int argmax(const KernelTable& table, const FloatArray& x) {
@@ -337,6 +346,7 @@ void bind_kernels(nb::module_& m) {
       .def_static("rope_angles", &angles, "inv_freq"_a, "position"_a, "scale"_a = 1.0f, "Cosines and sines.")
       .def_static("natural_log", &natural_log, "x"_a)
       .def("scale", &scale, "x"_a, "factor"_a)
+      .def("divide", &divide, "x"_a, "divisor"_a)
       .def("argmax", &argmax, "x"_a)
       .def("exp_sum", &exp_sum, "x"_a, "shift"_a = 0.0f, "mul"_a = 1.0f, "The exponentials and their sum.")
       .def("attend", &attend, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, nb::kw_only(), "scale"_a,

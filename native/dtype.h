@@ -24,12 +24,13 @@ SAMOVAR_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
 enum class RowType : int { F32, Q8, BF16 };
 
 // What a Q8 row knows of each block of 32: the scale, and sums that fold weight offsets and
-// minimums.  sum_lo covers k 0..15 of the block, sum_hi k 16..31; dsum = d * float(sum_lo + sum_hi).
+// minimums.  minus_sum is the sum of the codes, negated: times a weight offset, it is where a sum of
+// products begins; minus_sum_hi is that of k 16..31.  dsum = d * float(-minus_sum).
 struct Q8Block {
   float d;
   float dsum;
-  int32_t sum_lo;
-  int32_t sum_hi;
+  int32_t minus_sum;
+  int32_t minus_sum_hi;
 };
 
 // A Q8 row: int8 q[round_up(k, 64)], then Q8Block[round_up(k, 64) / 32].  Padding is all zero.

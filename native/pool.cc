@@ -19,12 +19,16 @@ constexpr int64_t kSpinNs = 40'000;
 // With more threads than cores, the one that is waited for may need this very core.
 constexpr int64_t kCrowdedSpinNs = 1'000;
 
-// A ticket: 32 bits of items, 32 bits of the next one.
-int64_t items_of(uint64_t ticket) {
-  return static_cast<int64_t>(ticket >> 32);
+// A share: 32 bits of its end, 32 bits of the next item.
+constexpr uint64_t kOneFromTheBack = uint64_t{1} << 32;
+uint64_t share_of(int64_t next, int64_t end) {
+  return static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(next);
 }
-int64_t next_of(uint64_t ticket) {
-  return static_cast<int64_t>(ticket & 0xffffffff);
+int64_t end_of(uint64_t share) {
+  return static_cast<int64_t>(share >> 32);
+}
+int64_t next_of(uint64_t share) {
+  return static_cast<int64_t>(share & 0xffffffff);
 }
 
 void pause() {
@@ -47,6 +51,7 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
 
 Pool::Pool(int threads) : threads_(threads) {
   check(threads >= 1 && threads <= kMaxThreads, "threads: expected 1 to ", kMaxThreads, ", got ", threads);
+  shares_ = std::vector<Share>(static_cast<size_t>(threads));
   spin_ns_ = threads > usable_cores() ? kCrowdedSpinNs : kSpinNs;
   workers_.reserve(static_cast<size_t>(threads - 1));
   try {
@@ -82,7 +87,7 @@ void Pool::run(Job& job) {
   open(job.next_phase(0));
   for (;;) {
     const uint32_t event = event_.load(std::memory_order_acquire);
-    if (items_of(ticket_.load(std::memory_order_acquire)) == 0)
+    if (items_.load(std::memory_order_acquire) == 0)
       return;
     take_turn(0, event);
   }
@@ -101,24 +106,45 @@ void Pool::work(int worker) {
 // Does one item, or waits for an event after `event` if nobody is needed now.  The event was read
 // before what it announces: whatever changes after that reading makes a newer one.
 void Pool::take_turn(int worker, uint32_t event) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  if (next_of(ticket) < items_of(ticket)) {
-    ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-    if (next_of(ticket) < items_of(ticket)) {
-      job_->run(next_of(ticket), worker);
-      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items_of(ticket))
-        open(job_->next_phase(worker));
-      return;
-    }
+  const int64_t item = claim(worker);
+  if (item < 0)
+    return wait(event);
+  const int64_t items =
+      items_.load(std::memory_order_relaxed); // now: once the item is done they may be others
+  job_->run(item, worker);
+  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items)
+    open(job_->next_phase(worker));
+}
+
+// An item that is this worker's from now on, or -1 if all are taken.  Whatever changes a share between a
+// reading and the claim, the claim is of what the share holds at that moment: an item of the present phase.
+int64_t Pool::claim(int worker) {
+  const auto some_left = [](uint64_t share) { return next_of(share) < end_of(share); };
+  std::atomic<uint64_t>& own = shares_[static_cast<size_t>(worker)].left;
+  if (some_left(own.load(std::memory_order_acquire))) {
+    const uint64_t share = own.fetch_add(1, std::memory_order_acq_rel);
+    if (some_left(share))
+      return next_of(share);
   }
-  wait(event);
+  for (int i = 1; i < threads_; ++i) {
+    std::atomic<uint64_t>& other = shares_[static_cast<size_t>((worker + i) % threads_)].left;
+    uint64_t share = other.load(std::memory_order_acquire);
+    while (some_left(share))
+      if (other.compare_exchange_weak(share, share - kOneFromTheBack, std::memory_order_acq_rel,
+                                      std::memory_order_acquire))
+        return end_of(share) - 1;
+  }
+  return -1;
 }
 
 // The order of event and sleepers, both sequentially consistent, makes sure that either this sees
 // the sleeper or the sleeper sees the new event.
 void Pool::open(int64_t items) {
   done_.store(0, std::memory_order_relaxed);
-  ticket_.store(static_cast<uint64_t>(items) << 32, std::memory_order_release);
+  items_.store(items, std::memory_order_release);
+  for (int64_t w = 0; w < threads_; ++w)
+    shares_[static_cast<size_t>(w)].left.store(share_of(items * w / threads_, items * (w + 1) / threads_),
+                                               std::memory_order_release);
   event_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0)
     futex(event_, FUTEX_WAKE_PRIVATE, kMaxThreads);

@@ -55,7 +55,15 @@ public:
   static constexpr int64_t kMaxItems = int64_t{1} << 31; // of a phase
 
 private:
+  // The items of a phase that a worker has yet to do, [next, end) in one word: its owner takes from the
+  // front, so that it walks through memory in order, and others, once they have none, from the back.  A
+  // claim needs nothing else, so a worker that comes too late touches no job.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> left{0};
+  };
+
   void work(int worker);
+  int64_t claim(int worker);
   void take_turn(int worker, uint32_t event);
   void open(int64_t items);
   void wait(uint32_t event);
@@ -67,9 +75,8 @@ private:
   std::mutex turn_; // held by the caller of `run`
   Job* job_ = nullptr;
   std::atomic<bool> stopping_{false};
-  // The items of the phase and the next one to claim in one word: a claim needs nothing else, so a
-  // worker that comes too late touches no job.  No items: no job.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  std::vector<Share> shares_;                  // of each worker
+  alignas(64) std::atomic<int64_t> items_{0};  // of the phase; none: no job
   alignas(64) std::atomic<int64_t> done_{0};   // items of the phase
   alignas(64) std::atomic<uint32_t> event_{0}; // advanced after each change that somebody may wait for
   std::atomic<int> sleepers_{0};

@@ -48,8 +48,9 @@ def install_llama_cpp(home: Path, jobs: int) -> None:
     root = home / "llama.cpp"
     if not (root / "source").exists():
         with tempfile.TemporaryDirectory(dir=home) as folder:
-            download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary"]
-            run([*download, ":all:", LLAMA_CPP_PYTHON, "--dest", folder])
+            download = [sys.executable, "-m", "pip", "download", "--no-deps"]
+            only_source = ["--no-binary", "llama-cpp-python"]  # what builds it may be wheels
+            run([*download, *only_source, LLAMA_CPP_PYTHON, "--dest", folder])
             (archive,) = Path(folder).glob("*.tar.gz")
             with tarfile.open(archive) as sources:
                 sources.extractall(folder, filter="data")

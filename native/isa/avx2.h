@@ -68,6 +68,9 @@ SAMOVAR_INLINE void istore(void* p, I a) {
 SAMOVAR_INLINE I iadd(I a, I b) {
   return _mm256_add_epi32(a, b);
 }
+SAMOVAR_INLINE I isub(I a, I b) {
+  return _mm256_sub_epi32(a, b);
+}
 SAMOVAR_INLINE I iand(I a, I b) {
   return _mm256_and_si256(a, b);
 }
@@ -129,7 +132,7 @@ template <int bits> struct Dot {
   static constexpr int kVectors = 32767 / (2 * ((1 << bits) - 1) * 127); // 8, 4, 2 for 4, 5, 6 bits
   I sum, words;
   Dot() = default;
-  SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)), words(iset1(0)) {}
+  SAMOVAR_INLINE explicit Dot(I start) : sum(start), words(iset1(0)) {}
   template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
     __builtin_memcpy(&four, a + 4 * j, 4);
@@ -145,7 +148,7 @@ template <int bits> struct Dot {
 template <> struct Dot<8> {
   I sum;
   Dot() = default;
-  SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
+  SAMOVAR_INLINE explicit Dot(I start) : sum(start) {}
   template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
     __builtin_memcpy(&four, a + 4 * j, 4);

@@ -68,6 +68,9 @@ SAMOVAR_INLINE void istore(void* p, I a) {
 SAMOVAR_INLINE I iadd(I a, I b) {
   return _mm512_add_epi32(a, b);
 }
+SAMOVAR_INLINE I isub(I a, I b) {
+  return _mm512_sub_epi32(a, b);
+}
 SAMOVAR_INLINE I iand(I a, I b) {
   return _mm512_and_si512(a, b);
 }
@@ -122,7 +125,7 @@ SAMOVAR_INLINE I byte_codes(I bytes) {
 template <int bits> struct Dot {
   I sum;
   Dot() = default;
-  SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
+  SAMOVAR_INLINE explicit Dot(I start) : sum(start) {}
   template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
     __builtin_memcpy(&four, a + 4 * j, 4);
@@ -137,7 +140,7 @@ constexpr TileShape kFloatTiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};
 constexpr TileShape kBf16Tiles{
     .few_rows = 2, .stream_rows = 2, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};
-constexpr int kAttendRows = 8, kAttendUnits = 2, kBf16Sums = 16;
+constexpr int kAttendRows = 4, kAttendUnits = 2, kBf16Sums = 16;
 
 } // namespace
 } // namespace samovar::avx512

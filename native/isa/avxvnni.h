@@ -15,7 +15,7 @@ SAMOVAR_INLINE I byte_codes(I bytes) {
 template <int bits> struct Dot {
   I sum;
   Dot() = default;
-  SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
+  SAMOVAR_INLINE explicit Dot(I start) : sum(start) {}
   template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     int32_t four;
     __builtin_memcpy(&four, a + 4 * j, 4);

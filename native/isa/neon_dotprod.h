@@ -68,6 +68,9 @@ SAMOVAR_INLINE void istore(void* p, I a) {
 SAMOVAR_INLINE I iadd(I a, I b) {
   return vaddq_s32(a, b);
 }
+SAMOVAR_INLINE I isub(I a, I b) {
+  return vsubq_s32(a, b);
+}
 SAMOVAR_INLINE I iand(I a, I b) {
   return vandq_s32(a, b);
 }
@@ -132,7 +135,7 @@ SAMOVAR_INLINE I byte_codes(I bytes) {
 template <int bits> struct Dot {
   I sum;
   Dot() = default;
-  SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
+  SAMOVAR_INLINE explicit Dot(I start) : sum(start) {}
   template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) {
     sum = vdotq_laneq_s32(sum, vreinterpretq_s8_s32(w), vld1q_s8(a), j);
   }

@@ -125,6 +125,10 @@ SAMOVAR_INLINE I iadd(I a, I b) {
   SAMOVAR_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]));
   return a;
 }
+SAMOVAR_INLINE I isub(I a, I b) {
+  SAMOVAR_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i]));
+  return a;
+}
 SAMOVAR_INLINE I iand(I a, I b) {
   SAMOVAR_LANES a.v[i] &= b.v[i];
   return a;
@@ -215,7 +219,7 @@ SAMOVAR_INLINE I byte_codes(I bytes) {
 template <int bits> struct Dot {
   I sum;
   Dot() = default;
-  SAMOVAR_INLINE explicit Dot(int32_t start) : sum(iset1(start)) {}
+  SAMOVAR_INLINE explicit Dot(I start) : sum(start) {}
   template <int step, int j> SAMOVAR_INLINE void add(I w, const int8_t* a) { sum = dot4(sum, w, a + 4 * j); }
   [[gnu::noinline]] static I dot4(I sum, I w, const int8_t* a) {
     const int32_t a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];

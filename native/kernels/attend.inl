@@ -33,6 +33,13 @@ SAMOVAR_INLINE Span visible_spans(const AttendArgs& a, Span* spans) {
   return seen;
 }
 
+// Pages lie apart in memory, so that the processor foresees none: each half of one is called for while
+// another is computed.
+template <int locality> SAMOVAR_INLINE void prefetch_half(const uint8_t* half, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(half + i, 0, locality);
+}
+
 // s[r][t] = (q_r . k_t) * scale for the 32 tokens of a page.
 template <KvType type, int rows>
 SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* keys, int hd, float factor,
@@ -148,8 +155,12 @@ template <KvType type> void attend(const AttendArgs& a) {
     rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row); });
   };
 
+  const int64_t half = kv_half_bytes(type, hd);
   for (int p = page; p < end; ++p) {
     const uint8_t* keys = a.pages[p];
+    prefetch_half<2>(keys + half, half); // the values are read after all keys
+    if (p + 1 < end)
+      prefetch_half<3>(a.pages[p + 1], half);
     if constexpr (type == KvType::Q8) {
       widen_keys(keys, hd, widened);
       keys = widened;
@@ -166,7 +177,7 @@ template <KvType type> void attend(const AttendArgs& a) {
       __builtin_memset(scores[r] + page * kPageTokens, 0, (end - page) * kPageTokens * sizeof(float));
 
   for (int p = page; p < end; ++p) {
-    const uint8_t* values = a.pages[p] + kv_half_bytes(type, hd);
+    const uint8_t* values = a.pages[p] + half;
     if constexpr (type == KvType::Q8) {
       widen_values(values, hd, widened);
       values = widened;

@@ -39,6 +39,7 @@ struct MatmulArgs {
   const uint8_t* w;     // first panel
   int64_t panel_stride; // bytes from panel to panel
   int n;                // outputs; ceil(n / 16) panels are read, the last may be partial
+  int panels_after;     // panels behind these that may be fetched: the caller goes on with them
   float* out;           // no alignment beyond 4; columns past n are not touched
   int64_t out_stride;   // floats from row to row
   const float* bias;    // n floats, or null
@@ -113,6 +114,8 @@ struct Kernels {
 
   // out[i] = x[i] * s
   void (*scale)(const float* x, float s, int n, float* out);
+  // out[i] = x[i] / s
+  void (*divide)(const float* x, float s, int n, float* out);
 
   // Index of the largest value; the lowest index on a tie.  NaN is never chosen; all NaN gives 0.
   int (*argmax)(const float* x, int n);

@@ -12,8 +12,11 @@ template <int tile_panels, int tile_parts, int tile_rows> struct Tile {
   int row;
   int panel;
   int part;
-  bool fetch;      // prefetch this tile's panels
-  bool fetch_next; // and the panels of the next tile
+  bool more; // whether panels follow that are to be fetched
+  int begin; // which 64ths of them in this pass (a block of rows makes one) over the tile's panels
+  int end;
+
+  static constexpr int kWhole = 64;
 
   SAMOVAR_INLINE int column(int unit) const {
     return (panel + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
@@ -58,12 +61,13 @@ template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body bod
 
 template <int panels, int parts, int rows, class Compute>
 SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute) {
+  const int passes = (a.rows + rows - 1) / rows * (kParts / parts);
+  int pass = 0;
   // The parts of a panel follow each other, so that a line of `out` is written at once.
   const auto block = SAMOVAR_BODY(auto count, int row) {
-    for (int part = 0; part < kParts; part += parts) {
-      const bool fetch = row == 0 && part == 0;
-      compute(Tile<panels, parts, count.value>{row, panel, part, fetch, fetch && more});
-    }
+    using T = Tile<panels, parts, count.value>;
+    for (int part = 0; part < kParts; part += parts, ++pass)
+      compute(T{row, panel, part, more, T::kWhole * pass / passes, T::kWhole * (pass + 1) / passes});
   };
   int row = 0;
   for (; row + rows <= a.rows; row += rows)
@@ -72,39 +76,47 @@ SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute
 }
 
 template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute) {
-  const int panels = (a.n + kPanelRows - 1) / kPanelRows;
+  const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   int panel = 0;
   if constexpr (shape.stream_panels > 1) {
     constexpr int step = shape.stream_panels;
     if (a.rows <= shape.few_rows)
       for (; panel + step <= panels; panel += step)
-        walk_rows<step, kParts, shape.stream_rows>(a, panel, panel + 2 * step <= panels, compute);
+        walk_rows<step, kParts, shape.stream_rows>(a, panel, panel + 2 * step <= all, compute);
   }
   for (; panel + shape.panels <= panels; panel += shape.panels)
-    walk_rows<shape.panels, shape.parts, shape.rows>(a, panel, panel + 2 * shape.panels <= panels, compute);
+    walk_rows<shape.panels, shape.parts, shape.rows>(a, panel, panel + 2 * shape.panels <= all, compute);
   if constexpr (shape.panels > 1)
     for (; panel < panels; ++panel)
-      walk_rows<1, shape.parts, shape.rows>(a, panel, false, compute);
+      walk_rows<1, shape.parts, shape.rows>(a, panel, panel + 2 <= all, compute);
 }
 
-// Fetches the chunk that lies about 2 KB ahead in each panel of the tile, so that one core keeps memory
-// busy (1 KB in a lone panel, which more rows read more slowly).  A stream that ends goes on in the next
-// tile.
+// Calls for what will be read soon, so that one core keeps memory busy.  In a single pass that is the chunk
+// about 2 KB ahead in each panel of the tile (1 KB in a lone panel, which more rows read more slowly); a
+// stream that ends goes on in the next tile.  Several passes divide the panels of the next tile among them.
 template <Form form, class T>
 SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c,
                                    int num_chunks) {
   constexpr int64_t bytes = chunk_bytes(form);
-  constexpr int64_t distance = T::panels > 1 ? 2048 : 1024;
-  constexpr int ahead = static_cast<int>((distance + bytes - 1) / bytes);
-  const uint8_t* p = w + ahead * bytes;
-  if (!tile.fetch)
-    return;
-  if (c + ahead >= num_chunks) {
-    if (!tile.fetch_next)
+  const uint8_t* p = w;
+  int64_t begin = 0, end = bytes;
+  if (tile.end - tile.begin == T::kWhole) {
+    constexpr int64_t distance = T::panels > 1 ? 2048 : 1024;
+    constexpr int ahead = static_cast<int>((distance + bytes - 1) / bytes);
+    p += ahead * bytes;
+    if (c + ahead >= num_chunks) {
+      if (!tile.more)
+        return;
+      p += (T::panels - 1) * a.panel_stride;
+    }
+  } else {
+    if (!tile.more)
       return;
-    p += (T::panels - 1) * a.panel_stride;
+    p += T::panels * a.panel_stride;
+    begin = (bytes / 64 * tile.begin / T::kWhole) * 64;
+    end = (bytes / 64 * tile.end / T::kWhole) * 64;
   }
   for (int64_t i = 0; i < T::panels; ++i, p += a.panel_stride)
-    for (int64_t line = 0; line < bytes; line += 64)
+    for (int64_t line = begin; line < end; line += 64)
       __builtin_prefetch(p + line, 0, 3);
 }

@@ -19,6 +19,17 @@ constexpr int code_offset(Form form) {
          : form == Form::U8 ? kByteOffset
                             : 0;
 }
+// Where a sum of products begins: a power of two times the block's codes, negated.
+constexpr int log2_of(int power) {
+  return power > 1 ? 1 + log2_of(power / 2) : 0;
+}
+template <int offset> SAMOVAR_INLINE I offset_start(I minus_sum) {
+  static_assert((offset & (offset - 1)) == 0);
+  if constexpr (offset == 0)
+    return iset1(0);
+  else
+    return shl<log2_of(offset)>(minus_sum);
+}
 constexpr bool has_minimum(Form form) {
   return form == Form::U4m || form == Form::U5m || form == Form::U4k || form == Form::U5k;
 }
@@ -124,8 +135,9 @@ SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, 
   if constexpr (form == Form::U6) { // two sums, each with its own integer scale
     Sum lo[rows] = {}, hi[rows] = {};
     unroll<rows>(SAMOVAR_BODY(auto r) {
-      lo[r] = Sum(-offset * x.block(r, b).sum_lo);
-      hi[r] = Sum(-offset * x.block(r, b).sum_hi);
+      const I both = iset1(x.block(r, b).minus_sum), upper = iset1(x.block(r, b).minus_sum_hi);
+      lo[r] = Sum(offset_start<offset>(isub(both, upper)));
+      hi[r] = Sum(offset_start<offset>(upper));
     });
     unroll<4>(SAMOVAR_BODY(auto j) {
       I a, c;
@@ -142,9 +154,8 @@ SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, 
     });
   } else {
     Sum sum[rows] = {};
-    unroll<rows>(SAMOVAR_BODY(auto r) {
-      sum[r] = Sum(offset ? -offset * (x.block(r, b).sum_lo + x.block(r, b).sum_hi) : 0);
-    });
+    unroll<rows>(
+        SAMOVAR_BODY(auto r) { sum[r] = Sum(offset_start<offset>(iset1(x.block(r, b).minus_sum))); });
     unroll<4>(SAMOVAR_BODY(auto j) {
       I lo, hi;
       w.template codes<j.value>(lo, hi);

@@ -151,7 +151,7 @@ template <Form form, int panels>
 
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
   const uint8_t* first = a.w + panel * a.panel_stride;
-  const Tile<panels, 1, 1> stream{0, panel, 0, true, more};
+  const Tile<panels, 1, 1> stream{0, panel, 0, more, 0, Tile<panels, 1, 1>::kWhole};
   const int share = (blocks.size + tiles - 1) / tiles; // of the rows, for each product
   const uint8_t* x_blocks = a.x + q8_blocks_offset(a.k);
 
@@ -233,16 +233,16 @@ template <class Body> SAMOVAR_INLINE void for_row_parts(MatmulArgs a, Body body)
 template <Form form> void matmul_q8_tiles(const MatmulArgs& a) {
   if (a.rows <= few_rows(form))
     return matmul_few_rows(form, a);
-  const int panels = (a.n + kPanelRows - 1) / kPanelRows;
+  const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   for_row_parts(
       a, SAMOVAR_BODY(const MatmulArgs& part, const RowBlocks& blocks) {
         const Tiles guard(blocks.size, 0xf0);
         int panel = 0;
         if constexpr (form != Form::U6)
           for (; panel + 2 <= panels; panel += 2)
-            q8_tiles<form, 2>(part, blocks, panel, panel + 4 <= panels);
+            q8_tiles<form, 2>(part, blocks, panel, panel + 4 <= all);
         for (; panel < panels; ++panel)
-          q8_tiles<form, 1>(part, blocks, panel, panel + 2 <= panels);
+          q8_tiles<form, 1>(part, blocks, panel, panel + 2 <= all);
       });
 }
 
@@ -255,10 +255,10 @@ template <int row_blocks, int panels>
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + 1) / 2;
   const uint8_t* w = a.w + panel * a.panel_stride;
   const auto go = SAMOVAR_BODY(auto count, int block, bool fetch) {
-    const Tile<panels, 1, 1> stream{0, panel, 0, fetch, fetch && more};
+    const Tile<panels, 1, 1> stream{0, panel, 0, more, 0, Tile<panels, 1, 1>::kWhole};
     unroll<count * panels>(SAMOVAR_BODY(auto c) { tile_zero<c.value>(); });
     for (int b = 0; b < num_blocks; ++b) {
-      if (b % 2 == 0)
+      if (fetch && b % 2 == 0)
         prefetch_chunk<Form::BF16>(a, stream, w + b * kTileBytes, b / 2, num_chunks);
       unroll<count>(SAMOVAR_BODY(auto i) {
         tile_load<4 + i.value>(a.x + blocks.begin(block + i) * a.x_stride + b * kTileRowBytes, a.x_stride);
@@ -282,18 +282,18 @@ template <int row_blocks, int panels>
 }
 
 inline void matmul_bf16_tiles(const MatmulArgs& a) {
-  const int panels = (a.n + kPanelRows - 1) / kPanelRows;
+  const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   for_row_parts(
       a, SAMOVAR_BODY(const MatmulArgs& part, const RowBlocks& blocks) {
         const Tiles guard(blocks.size, blocks.count == 1 ? 0x1f : 0x3f);
         int panel = 0;
         if (blocks.count == 1)
           for (; panel + 4 <= panels; panel += 4)
-            bf16_tiles<1, 4>(part, blocks, panel, panel + 8 <= panels);
+            bf16_tiles<1, 4>(part, blocks, panel, panel + 8 <= all);
         else
           for (; panel + 2 <= panels; panel += 2)
-            bf16_tiles<2, 2>(part, blocks, panel, panel + 4 <= panels);
+            bf16_tiles<2, 2>(part, blocks, panel, panel + 4 <= all);
         for (; panel < panels; ++panel)
-          bf16_tiles<1, 1>(part, blocks, panel, panel + 2 <= panels);
+          bf16_tiles<1, 1>(part, blocks, panel, panel + 2 <= all);
       });
 }

@@ -24,7 +24,7 @@ inline int64_t peak_q8(int rounds) {
   I w[weights];
   Dot<4> sum[kPeakSums];
   unroll<weights>(SAMOVAR_BODY(auto u) { w[u] = iload(codes[u]); });
-  unroll<kPeakSums>(SAMOVAR_BODY(auto s) { sum[s] = Dot<4>(0); });
+  unroll<kPeakSums>(SAMOVAR_BODY(auto s) { sum[s] = Dot<4>(iset1(0)); });
   const auto product = SAMOVAR_BODY(auto step, auto s) {
     sum[s].template add<step.value, step.value % 4>(w[s % weights], a[s / weights] + step / 4 * 16);
   };

@@ -28,7 +28,7 @@ SAMOVAR_INLINE bool quantize_block(const float* x, int8_t* q, Q8Block& block) {
   });
   const int32_t lo = sum_of(sums[0]), hi = sum_of(sums[1]);
   const float d = largest / 127.0f;
-  block = Q8Block{d, d * static_cast<float>(lo + hi), lo, hi};
+  block = Q8Block{d, d * static_cast<float>(lo + hi), -(lo + hi), -hi};
   return true;
 }
 
@@ -117,6 +117,12 @@ inline void scale(const float* x, float s, int n, float* out) {
   for_vectors(
       n,
       SAMOVAR_BODY(int i, int count) { store_some(out + i, mul(load_some(x + i, count), set1(s)), count); });
+}
+
+inline void divide(const float* x, float s, int n, float* out) {
+  for_vectors(
+      n,
+      SAMOVAR_BODY(int i, int count) { store_some(out + i, div(load_some(x + i, count), set1(s)), count); });
 }
 
 inline int argmax(const float* x, int n) {

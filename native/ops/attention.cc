@@ -174,8 +174,7 @@ private:
     for (int i = 0; i < item.num_rows; ++i) {
       const int t = token(step, item, i), first_col = head(item, i) * dim;
       float* o = all.o + i * dim;
-      for (int d = 0; d < dim; ++d)
-        o[d] /= all.l[i];
+      step.kernels->divide(o, all.l[i], dim, o);
       if (operands_.out)
         std::copy_n(o, dim, step.floats(*operands_.out, t) + first_col);
       if (operands_.out_rows)

@@ -7,7 +7,11 @@
 namespace samovar {
 namespace {
 
-constexpr int kWalk = 4;     // panels that a kernel walks at once
+// Panels that a kernel walks at once: streams for a few rows, tiles for more.
+constexpr int kFewRows = 4;
+constexpr int walk(int rows) {
+  return rows <= kFewRows ? 4 : 2;
+}
 constexpr int kMaxTile = 16; // panels of an item at most
 constexpr int kItemsPerThread = 8;
 constexpr int kMaxRowBlock = 128; // rows whose activations stay in L2
@@ -67,7 +71,8 @@ private:
     cut.row_blocks = (cut.rows + kMaxRowBlock - 1) / kMaxRowBlock;
     cut.block_rows = cut.row_blocks == 0 ? 0 : (cut.rows + cut.row_blocks - 1) / cut.row_blocks;
     const int64_t even = int64_t{panels_} * cut.row_blocks / (int64_t{step.threads} * kItemsPerThread);
-    cut.tile_panels = std::clamp(static_cast<int>(even) / kWalk * kWalk, kWalk, kMaxTile);
+    const int walked = walk(cut.block_rows);
+    cut.tile_panels = std::clamp(static_cast<int>(even) / walked * walked, walked, kMaxTile);
     for (const Weight::Segment& segment : weight_->segments())
       cut.tiles += tiles_of(segment, cut.tile_panels);
     return cut;
@@ -86,6 +91,7 @@ private:
     args.w = segment.panels + first_panel * segment.panel_stride;
     args.panel_stride = segment.panel_stride;
     args.n = std::min(end_panel * kPanelRows, segment.rows) - begin;
+    args.panels_after = panels_of(segment) - end_panel;
     args.out = step.floats(out, first_row) + out_col_ + column;
     args.out_stride = out.stride / 4;
     args.bias = bias_.empty() ? nullptr : bias_.data() + column;

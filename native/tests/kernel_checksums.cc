@@ -77,7 +77,8 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
           out[i] = r % 2 ? 127 : 0x81;
         for (int b = 0; b < k / 32; ++b) {
           Q8Block& block = reinterpret_cast<Q8Block*>(out + q8_blocks_offset(k))[b];
-          block.sum_lo = block.sum_hi = r % 2 ? 127 * 16 : -127 * 16;
+          block.minus_sum_hi = r % 2 ? -127 * 16 : 127 * 16;
+          block.minus_sum = 2 * block.minus_sum_hi;
         }
       }
     }
@@ -95,8 +96,16 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
     const Floats bias = activations(n, random);
     const int64_t out_stride = n + 3;
     Floats out = activations(static_cast<int>(out_stride) * rows, random), plus = out;
-    MatmulArgs args{x.data(), stride,     rows,       k,       w.data(), panel,
-                    n,        out.data(), out_stride, nullptr, nullptr,  0};
+    MatmulArgs args{};
+    args.x = x.data();
+    args.x_stride = stride;
+    args.rows = rows;
+    args.k = k;
+    args.w = w.data();
+    args.panel_stride = panel;
+    args.n = n;
+    args.out = out.data();
+    args.out_stride = out_stride;
     if (mode == 1) {
       args.bias = bias.data();
       args.add = out.data();
@@ -218,6 +227,9 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
         sum.add(head);
       } else if (name == "scale") {
         kernels.scale(x.data(), 1.7f, n, out.data());
+        sum.add(out);
+      } else if (name == "divide") {
+        kernels.divide(x.data(), 1.7f, n, out.data());
         sum.add(out);
       } else if (name == "argmax") {
         sum.value(kernels.argmax(x.data(), n));

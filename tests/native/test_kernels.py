@@ -225,6 +225,11 @@ def test_scale(kernels: native.Kernels) -> None:
     np.testing.assert_array_equal(kernels.scale(x, 1.7), x * f32(1.7))
 
 
+def test_divide(kernels: native.Kernels) -> None:
+    x = activations(np.random.default_rng(0), 2, 37)
+    np.testing.assert_array_equal(kernels.divide(x, 1.7), x / f32(1.7))
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_argmax(kernels: native.Kernels, n: int) -> None:
     rng = np.random.default_rng(n)
