@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from samovar.engine.blocks import BLOCK_TOKENS, BlockPool
-from samovar.engine.disk import DiskTier
+from samovar.engine.disk import CachedBlock, DiskTier
 
 
 class Node:
@@ -65,12 +65,27 @@ class PrefixTree:
         return root
 
     def child(self, node: Node, tokens: Sequence[int], start: int) -> Node | None:
-        """The node of tokens[start : start + BLOCK_TOKENS] after `node`, which is held."""
+        """The node of tokens[start : start + BLOCK_TOKENS] after `node`, if it is in memory."""
+        return node.children.get(tuple(tokens[start : start + BLOCK_TOKENS]))
+
+    def is_on_disk(self, node: Node, tokens: Sequence[int], start: int) -> bool:
+        """Whether `load` would find tokens[start : start + BLOCK_TOKENS] after `node`."""
+        if self._disk is None:
+            return False
+        return self._disk.has(self._disk.child(node.key, tokens[start : start + BLOCK_TOKENS]))
+
+    def load(self, node: Node, tokens: Sequence[int], start: int, block: int) -> Node | None:
+        """The node of a block that is on disk and not in memory, held once, read into `block`.
+
+        None if its file is not sound; then `block` is the caller's still, with any contents.
+        """
+        assert self._disk is not None
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        known = node.children.get(block_tokens)
-        if known is None and self._disk is not None:
-            known = self._load(self._disk, node, block_tokens)
-        return known
+        if not self._disk.load(self._disk.child(node.key, block_tokens), block_tokens, block):
+            return None
+        loaded = self._add(node, block_tokens, block)
+        loaded.holders = 1
+        return loaded
 
     def best_partial(self, node: Node, tokens: Sequence[int]) -> tuple[Node | None, int]:
         """The child that begins with most of `tokens`, and how many of them."""
@@ -92,6 +107,8 @@ class PrefixTree:
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Takes one sequence off its path, given from the root outwards."""
+        if nodes and self._disk is not None:
+            self._disk.touch(_chain(nodes[-1]))
         for node in reversed(nodes):
             node.holders -= 1
             if node.holders == 0:
@@ -104,7 +121,7 @@ class PrefixTree:
             known = self._add(parent, tokens, block)
             known.holders = 1
             if self._disk is not None and len(tokens) == BLOCK_TOKENS:
-                self._disk.store(known.key, tokens, block)
+                self._disk.store(_chain(known))
         else:
             self._pool.give_back([block])  # the same tokens after the same tokens: the same bits
             self.hold(known)
@@ -149,18 +166,6 @@ class PrefixTree:
         self.num_nodes += 1
         return node
 
-    def _load(self, disk: DiskTier, parent: Node, tokens: tuple[int, ...]) -> Node | None:
-        key = disk.child(parent.key, tokens)
-        if not disk.has(key) or not self.num_available:
-            return None
-        (block,) = self.take(1)
-        if not disk.load(key, tokens, block):
-            self._pool.give_back([block])
-            return None
-        node = self._add(parent, tokens, block)
-        self._idle[node] = None
-        return node
-
     def _evict_one(self) -> None:
         node, _ = self._idle.popitem(last=False)
         assert node.parent is not None
@@ -169,3 +174,13 @@ class PrefixTree:
         node.parent = None
         self.num_nodes -= 1
         self._pool.give_back([node.block])
+
+
+def _chain(node: Node) -> list[CachedBlock]:
+    """The whole blocks from the first of an owner to `node`."""
+    chain = []
+    while node.parent is not None:
+        if len(node.tokens) == BLOCK_TOKENS:
+            chain.append(CachedBlock(node.key, node.tokens, node.block))
+        node = node.parent
+    return chain[::-1]
