@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from engine_cases import MODEL_PATHS, load, replies
 from samovar import Engine, Request, SamplingParams
+from samovar.engine import disk
 from samovar.engine.blocks import BLOCK_TOKENS
 from samovar.errors import SettingError
 
@@ -26,6 +32,10 @@ REQUEST = Request(
     sampling=SamplingParams(temperature=1.0, seed=3),
     max_tokens=40,
 )
+
+
+TESTS = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
 
 
 def start(cache: Path, **options: object) -> Engine:
@@ -41,6 +51,34 @@ def run(engine: Engine, wanted: Request = REQUEST) -> tuple[list[int], int]:
     engine.check_blocks()
     engine.close()
     return tokens, cached
+
+
+def command(script: str, *arguments: object) -> list[str]:
+    """Runs a script in a process of its own, which gets the tests' directory and `arguments`."""
+    return [sys.executable, "-c", script, str(TESTS), *map(str, arguments)]
+
+
+def python(
+    script: str, cache: Path, *before: str, check: bool = True, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script to its end, as an argument of the command `before` if there is one."""
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [*before, *command(script, cache)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=60,
+        **options,
+    )
+
+
+def written(engine: Engine) -> None:
+    """Returns when everything queued so far is on disk."""
+    assert engine._disk is not None
+    done = threading.Event()
+    engine._disk._tasks.put(done.set)
+    assert done.wait(60)
 
 
 def block_files(cache: Path) -> list[Path]:
@@ -123,15 +161,49 @@ def test_a_disk_that_cannot_be_written_stops_the_writing_only(
     assert "no more blocks are cached on disk" in caplog.text
 
 
-def test_what_a_killed_process_left_half_written_is_cleared(warm: Path) -> None:
-    (folder,) = warm.iterdir()
-    left, other = folder / "abc.123.part", folder / "abc.124.part"
-    for path in (left, other):
-        path.write_bytes(b"half")
-    os.utime(left, (0, 0))
-    start(warm).close()
-    assert not left.exists()
-    assert other.exists()  # a process that is alive may be writing it
+KILLED_IN_THE_MIDDLE = """
+import os, resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
+from test_disk import run, start
+print(os.getpid(), flush=True)
+engine = start(Path(sys.argv[2]))
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
+run(engine)
+"""
+
+
+def killed_while_it_wrote(cache: Path) -> tuple[int, Path]:
+    """The id of a process that ended in the middle of a block, and the file that it left."""
+    before = set(block_files(cache))
+    result = python(KILLED_IN_THE_MIDDLE, cache, check=False)
+    assert result.returncode == -signal.SIGXFSZ
+    (left,) = set(block_files(cache)) - before
+    assert left.stat().st_size == 9_000
+    return int(result.stdout), left
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(
+    tmp_path: Path,
+    expected: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pid, _ = killed_while_it_wrote(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: pid)  # as it is when a container starts again
+    assert run(start(tmp_path)) == (expected, 0)
+    assert run(start(tmp_path)) == (expected, 5 * BLOCK_TOKENS)
+    assert not caplog.text
+
+
+def test_what_a_killed_process_left_half_written_is_cleared(tmp_path: Path) -> None:
+    _, old = killed_while_it_wrote(tmp_path)
+    os.utime(old, (time.time(), time.time() - 2 * disk.ABANDONED_S))
+    _, young = killed_while_it_wrote(tmp_path)
+    start(tmp_path).close()
+    assert not old.exists()
+    assert young.exists()  # a process that is alive may be writing it
 
 
 def test_a_block_under_the_name_of_another_is_ignored(
@@ -200,15 +272,79 @@ def test_files_of_others_are_left_alone(warm: Path, expected: list[int]) -> None
     assert sorted(block_files(warm)) == sorted(theirs)  # ours went, for there was no room for them
 
 
-def test_two_processes_share_a_directory(tmp_path: Path, expected: list[int]) -> None:
-    size = 17_000
-    first, second = (start(tmp_path, cache_disk_gb=4 * size / 2**30) for _ in range(2))
-    for i in range(4):
-        for engine in (first, second):
-            other = replace(REQUEST, id=str(i), prompt=(i, *PROMPT))
-            for _ in engine.generate([other]):
-                pass
-    assert run(first)[0] == run(second)[0] == expected
+SHARING = """
+import logging, os, sys, time
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
+from test_disk import PROMPT, REQUEST, replies, run, start
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+os.getpid = lambda: 1  # as it is in each container
+replace_file = os.replace
+os.replace = lambda *names: (time.sleep(0.003), replace_file(*names))  # a disk that takes its time
+engine = start(Path(sys.argv[2]), cache_disk_gb=float(sys.argv[3]))
+for line in sys.stdin:
+    print(replies(engine, [replace(REQUEST, prompt=(int(line), *PROMPT))]), flush=True)
+engine.close()
+"""
+
+
+@pytest.mark.parametrize("num_blocks", [1000, 9], ids=["roomy", "each deletes the other's"])
+def test_two_processes_share_a_directory(tmp_path: Path, num_blocks: int) -> None:
+    disk_gb = num_blocks * 17_000 / 2**30
+    processes = [
+        subprocess.Popen(
+            command(SHARING, tmp_path, str(disk_gb)),
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    numbers = [i % 20 for i in range(50)]
+    for number in numbers:  # in step, so that both write the same blocks at the same time
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{number}\n")
+            process.stdin.flush()
+        first, second = [process.stdout and process.stdout.readline() for process in processes]
+        assert first
+        assert first == second
+    for process in processes:
+        _, warnings = process.communicate(timeout=60)
+        assert (process.returncode, warnings) == (0, "")
+    if num_blocks == 1000:
+        for number in numbers:
+            assert run(start(tmp_path), numbered(number))[1] == 5 * BLOCK_TOKENS
+    else:
+        cached = run(start(tmp_path, cache_disk_gb=disk_gb), numbered(numbers[-1]))[1]
+        assert cached == 5 * BLOCK_TOKENS
+
+
+def numbered(number: int) -> Request:
+    """A request like the others, but for its first token."""
+    return replace(REQUEST, id=str(number), prompt=(number, *PROMPT))
+
+
+def test_an_error_that_passes_costs_some_blocks_only(
+    tmp_path: Path, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        replies(engine, [numbered(1)])
+        written(engine)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert block_files(tmp_path) == []
+    assert len(caplog.records) == 1
+    assert "Too many open files" in caplog.text
+    assert run(engine) == (expected, 0)
+    assert run(start(tmp_path)) == (expected, 5 * BLOCK_TOKENS)
+    assert len(caplog.records) == 1
 
 
 ON_A_FULL_DISK = """
@@ -221,21 +357,6 @@ print(run(start(Path(sys.argv[2]))))
 """
 
 
-def on_a_full_disk(
-    tmp_path: Path, *before: str, **options: object
-) -> subprocess.CompletedProcess[str]:
-    tests = Path(__file__).parent.parent
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        [*before, sys.executable, "-c", ON_A_FULL_DISK, str(tests), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        **options,
-    )
-
-
 def test_a_full_disk_stops_the_writing_only(tmp_path: Path, expected: list[int]) -> None:
     mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     script = f"mount -t tmpfs -o size=72k none {tmp_path}"
@@ -244,7 +365,7 @@ def test_a_full_disk_stops_the_writing_only(tmp_path: Path, expected: list[int])
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no file system can be mounted here")
     twice = " && ".join([script, '"$@"', '"$@"', f"find {tmp_path} -type f"])
-    result = on_a_full_disk(tmp_path, *mount, twice, "sh")
+    result = python(ON_A_FULL_DISK, tmp_path, *mount, twice, "sh")
     first, second, *files = result.stdout.splitlines()
     assert first == repr((expected, 0))
     assert second == repr((expected, 3 * BLOCK_TOKENS))
@@ -256,9 +377,10 @@ def test_a_full_disk_stops_the_writing_only(tmp_path: Path, expected: list[int])
 def test_a_limit_on_the_size_of_files_stops_the_writing_only(
     tmp_path: Path, expected: list[int]
 ) -> None:
-    result = on_a_full_disk(
-        tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
-    )
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
+
+    result = python(ON_A_FULL_DISK, tmp_path, preexec_fn=limit)
     assert result.stdout.splitlines() == [repr((expected, 0))]
     assert "no more blocks are cached on disk: [Errno 27]" in result.stderr
     assert block_files(tmp_path) == []
@@ -279,3 +401,215 @@ def test_eviction_from_memory_leaves_the_disk(tmp_path: Path, expected: list[int
             pass
     assert run(engine)[0] == expected
     assert run(start(tmp_path))[1] == 5 * BLOCK_TOKENS
+
+
+def settled(engine: Engine, *wanted: Request) -> None:
+    """Runs requests one after the other, each until the disk has what it left."""
+    for request in wanted:
+        replies(engine, [request])
+        written(engine)
+
+
+def short(number: int, num_blocks: int = 1) -> Request:
+    """A request of one token whose prompt fills so many blocks and a little of the next."""
+    prompt = (number, *PROMPT[: num_blocks * BLOCK_TOKENS])
+    return replace(REQUEST, id=str(number), prompt=prompt, max_tokens=1)
+
+
+def num_found(cache: Path, request: Request, **options: object) -> int:
+    """Blocks of the prompt that a new process finds on disk."""
+    engine = start(cache, **options)
+    return run(engine, request)[1] // BLOCK_TOKENS
+
+
+def room_for(num_blocks: int) -> dict[str, float]:
+    return {"cache_disk_gb": num_blocks * 17_000 / 2**30}
+
+
+def test_of_a_chain_the_last_block_leaves_first(tmp_path: Path) -> None:
+    engine = start(tmp_path, **room_for(5))
+    settled(engine, short(1, num_blocks=5), short(2))
+    engine.close()
+    assert num_found(tmp_path, short(1, num_blocks=5)) == 4
+    assert num_found(tmp_path, short(2)) == 1
+
+
+def test_of_a_chain_the_last_block_leaves_first_after_a_restart(tmp_path: Path) -> None:
+    engine = start(tmp_path)
+    settled(engine, short(1, num_blocks=5))
+    engine.close()
+    assert num_found(tmp_path, short(1, num_blocks=5), **room_for(3)) == 3
+
+
+def test_a_chain_longer_than_the_room_keeps_its_beginning(tmp_path: Path) -> None:
+    engine = start(tmp_path, **room_for(3))
+    settled(engine, short(1, num_blocks=5), short(1, num_blocks=5))
+    engine.close()
+    assert len(block_files(tmp_path)) == 3
+    assert num_found(tmp_path, short(1, num_blocks=5)) == 3
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["while running", "after a restart"])
+def test_what_is_found_in_memory_counts_as_used_on_disk(tmp_path: Path, restart: bool) -> None:
+    hot = short(1, num_blocks=2)
+    engine = start(tmp_path, **room_for(5))
+    settled(engine, hot)
+    for number in range(2, 8):
+        settled(engine, short(number), hot)
+    engine.close()
+    if restart:
+        start(tmp_path, **room_for(2)).close()
+    assert num_found(tmp_path, hot) == 2
+
+
+def test_what_the_disk_was_too_slow_for_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(tmp_path)
+    monkeypatch.setattr(disk, "UNWRITTEN_BYTES", 40_000)  # two blocks
+    assert engine._disk is not None
+    may_write = threading.Event()
+    engine._disk._tasks.put(lambda: may_write.wait(60) and None)
+    wanted = short(1, num_blocks=5)
+    replies(engine, [wanted])
+    assert engine._disk._unwritten_bytes <= 40_000
+    may_write.set()
+    written(engine)
+    assert len(block_files(tmp_path)) == 2
+    settled(engine, wanted, wanted)  # both find it in memory
+    engine.close()
+    assert len(block_files(tmp_path)) == 5
+    assert num_found(tmp_path, wanted) == 5
+
+
+@given(data=strategies.data())
+@settings(max_examples=25)
+def test_on_disk_is_never_a_block_without_those_before_it(
+    tmp_path_factory: pytest.TempPathFactory, data: strategies.DataObject
+) -> None:
+    cache = tmp_path_factory.mktemp("cache")
+    room = data.draw(strategies.integers(1, 8))
+    engine = start(cache, num_blocks=data.draw(strategies.integers(16, 30)), **room_for(room))
+    wanted = strategies.builds(short, strategies.integers(1, 3), strategies.integers(1, 5))
+    for request in data.draw(strategies.lists(wanted, max_size=12)):
+        replies(engine, [request])
+        if data.draw(strategies.booleans()):
+            written(engine)
+    engine.close()
+    num_files = len(block_files(cache))
+    assert num_files <= room
+    engine = start(cache)
+    found = [
+        delta.usage.cached_tokens // BLOCK_TOKENS
+        for number in range(1, 4)
+        for _, delta in engine.generate([short(number, num_blocks=5)])
+    ]
+    engine.close()
+    assert sum(found) == num_files
+
+
+def count_reads(engine: Engine) -> list[bytes]:
+    """The keys of blocks that are read from disk from now on."""
+    assert engine._disk is not None
+    keys: list[bytes] = []
+    load = engine._disk.load
+
+    def counting(key: bytes, *rest: Any) -> bool:
+        keys.append(key)
+        return load(key, *rest)
+
+    engine._disk.load = counting  # type: ignore[method-assign]
+    return keys
+
+
+def step(engine: Engine) -> dict[str, list[int]]:
+    """The tokens that a step gives to each request."""
+    return {name: list(delta.tokens) for name, delta in engine.step() or []}
+
+
+def test_reading_from_disk_keeps_nobody_waiting(warm: Path, expected: list[int]) -> None:
+    engine = start(warm, max_step_ms=0)  # so that one block is all that there is time for
+    reads = count_reads(engine)
+    engine.submit(replace(short(9), max_tokens=60))
+    while not step(engine):
+        pass
+    engine.submit(replace(REQUEST, id="a"))
+    engine.submit(replace(REQUEST, id="b"))
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+    while len(tokens["b"]) < 40:
+        before = len(reads)
+        gained = step(engine)
+        assert len(reads) - before <= 1
+        assert gained["9"] or len(reads) == 5
+        for name in tokens:
+            tokens[name] += gained.get(name, [])
+        engine.check_blocks()
+    assert len(reads) == 5  # what one has read the other finds in memory
+    assert tokens == {"a": expected, "b": expected}
+
+
+def test_alone_it_reads_step_by_step_as_well(warm: Path, expected: list[int]) -> None:
+    engine = start(warm, max_step_ms=0)
+    reads = count_reads(engine)
+    engine.submit(REQUEST)
+    for number in range(1, 5):
+        assert engine.step() == []  # not None: there is more to do
+        assert len(reads) == number
+    engine.abort(REQUEST.id)
+    engine.check_blocks()
+    assert engine.step() is None
+    assert run(engine) == (expected, 5 * BLOCK_TOKENS)
+    assert len(reads) == 5  # what was read is kept
+
+
+def test_a_prompt_without_room_reads_and_displaces_nothing(warm: Path) -> None:
+    engine = start(warm, num_blocks=16)
+    reads = count_reads(engine)
+    replies(engine, [short(1, num_blocks=2)])
+    engine.submit(replace(REQUEST, id="2", prompt=(2, *PROMPT, *PROMPT)))
+    while not step(engine):
+        pass
+    cached = engine.stats().blocks_cached
+    assert cached
+    engine.submit(REQUEST)
+    step(engine)
+    assert engine.stats().waiting == 1
+    assert engine.stats().blocks_cached == cached
+    assert not reads
+
+
+def test_time_spent_on_reading_is_no_cost_of_the_prompt(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(warm)
+    settled(engine, short(1, num_blocks=8))
+    budget = engine._pace.budget(1)
+    real, passed = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    assert engine._disk is not None
+    load = engine._disk.load
+
+    def slow(*what: Any) -> bool:
+        nonlocal passed
+        passed += 60.0
+        return load(*what)
+
+    engine._disk.load = slow  # type: ignore[method-assign]
+    assert replies(engine, [REQUEST])
+    assert passed == 5 * 60
+    assert engine._pace.budget(1) > budget / 2
+
+
+def test_only_bytes_are_copied_on_the_engines_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    digest = disk._digest
+
+    def noting(*what: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return digest(*what)
+
+    monkeypatch.setattr(disk, "_digest", noting)
+    run(start(tmp_path))
+    assert set(threads) == {"samovar-disk"}

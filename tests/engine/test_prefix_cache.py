@@ -8,7 +8,8 @@ import pytest
 
 from engine_cases import MODEL_PATHS, load, replies
 from samovar import Engine, Request, SamplingParams
-from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
+from samovar.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
+from samovar.engine.prefix import PrefixTree
 
 NUM_CTX = 256
 LONG = tuple(range(40, 240))  # six whole blocks and a part
@@ -88,3 +89,17 @@ def test_the_least_recently_used_leaves_first(engine: Engine) -> None:
     cached_tokens(small, request(prompts[0]))  # used again: now the other one is the older
     cached_tokens(small, request(prompts[2]))
     assert cached_tokens(small, request(prompts[0])) > cached_tokens(small, request(prompts[1]))
+
+
+def test_what_the_tree_notes_does_not_grow_with_its_use() -> None:
+    tree = PrefixTree(BlockPool(16))
+    contents = [tuple(range(i, i + BLOCK_TOKENS)) for i in range(4)]
+    for _ in range(500):
+        path = [tree.root("")]
+        for tokens in contents:
+            path.append(tree.insert(path[-1], tokens, *tree.take(1)))
+        tree.release(path[1:])
+    tree.check(private=[])
+    assert tree.num_nodes == tree.num_idle == len(contents)
+    sizes = {name: len(value) for name, value in vars(tree).items() if hasattr(value, "__len__")}
+    assert max(sizes.values()) <= len(contents), sizes

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from engine_cases import MODEL_PATHS, load
+from samovar import Engine
 from samovar.engine.load import _plan_blocks
 from samovar.errors import MemoryLimit
 
@@ -94,3 +96,46 @@ def test_the_pool_is_planned_from_what_is_free() -> None:
     for free in (block - 1, 0, -(2**20)):
         with pytest.raises(MemoryLimit, match=r"only [01] MiB are free: it cannot run here"):
             plan(free)
+
+
+MIB = 2**20
+
+
+def load_with(free: int, monkeypatch: pytest.MonkeyPatch, **options: object) -> Engine:
+    """An engine of a small model on a machine with so much free memory once it is read."""
+    monkeypatch.setattr("samovar._native.available_memory", lambda: free)
+    return load(MODEL_PATHS[0], threads=2, kv="f32", **options)
+
+
+def least_memory(monkeypatch: pytest.MonkeyPatch, **options: object) -> int:
+    """The free memory, to a MiB, with which it just runs."""
+    low, high = 0, 2**20
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            load_with(middle * MIB, monkeypatch, **options)
+            high = middle
+        except MemoryLimit:
+            low = middle
+    return high * MIB
+
+
+def test_one_context_leaves_room_for_all_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = load_with(2**40, monkeypatch, ctx=2048, max_sequences=1)
+    context = engine.info.kv_bytes
+    needed = context + engine.info.buffer_bytes
+    least = least_memory(monkeypatch, ctx=2048, max_sequences=1)
+    partials = 16 * MIB
+    assert 0.95 * least - MIB >= needed + partials
+    assert least - needed <= 0.05 * least + partials + 4 * MIB  # and little more is kept free
+    cached = least_memory(monkeypatch, ctx=2048, max_sequences=1, cache_dir=str(tmp_path))
+    assert cached - least >= 64 * MIB  # blocks that wait for the disk
+
+
+def test_a_large_machine_keeps_little_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 8 * 2**30
+    engine = load_with(free, monkeypatch, ctx=2048, max_sequences=2000)
+    quarter = (free - engine.info.buffer_bytes) / 4
+    assert quarter - 75 * MIB < engine.info.kv_bytes < quarter - 64 * MIB  # of 256 MiB and a little

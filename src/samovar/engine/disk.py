@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import queue
 import re
 import stat
+import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,9 +30,19 @@ MAGIC = b"samovar kv 3\n"
 DIGEST_BYTES = 32
 NAME = re.compile(r"[0-9a-f]{64}")
 ABANDONED_S = 60  # a block is written in milliseconds; another process may be at it
-MOST_UNWRITTEN = 64  # blocks that wait for the disk; more are not written
+UNWRITTEN_BYTES = 64 << 20  # of blocks that wait for the disk, or one block if that is larger
+# Errors that the next block will meet as well; others (no free descriptor, say) may pass.
+LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
-Key = bytes
+Key: TypeAlias = bytes
+
+
+class CachedBlock(NamedTuple):
+    """A completed block of the KV cache under its name on disk."""
+
+    key: Key
+    tokens: tuple[int, ...]
+    block: int
 
 
 class DiskTier:
@@ -37,8 +51,11 @@ class DiskTier:
     A name is a chain of hashes over the identity of model, numerics and KV type, the owner and the
     tokens, so a file is found by the exact prefix alone.  Each file repeats its tokens and
     carries a checksum, keyed by its name, of the block; one that does not agree is deleted with a
-    warning.  What is no block of ours is left alone.  Reads are on the engine's thread, writes on
-    one of its own: a block that cannot be written is only not cached.
+    warning.  What is no block of ours is left alone.  Reads are on the engine's thread, all else
+    that touches files on one of its own: a block that cannot be written is only not cached.
+
+    A block is of use only with all those before it.  So it is written only after them, and counts
+    as used a little longer ago than they: of a chain the last block leaves first.
 
         magic | tokens int32[32] | BLAKE2b of all that follows | the block's bytes
     """
@@ -51,14 +68,19 @@ class DiskTier:
         self._root = hashlib.blake2b(identity.encode(), digest_size=DIGEST_BYTES).digest()
         self._file_bytes = len(_head((0,) * BLOCK_TOKENS)) + DIGEST_BYTES + cache.block_bytes
         self._max_bytes = max_bytes
-        self._known: OrderedDict[str, int] = OrderedDict()  # bytes by file name, oldest use first
-        self._num_bytes = 0
-        self._lock = threading.Lock()  # of the two above: both threads change them
-        self._unwritten: queue.Queue[tuple[str, bytes] | None] = queue.Queue(MOST_UNWRITTEN)
+        self._lock = threading.Lock()  # of what both threads change, down to the next empty line
+        self._known: OrderedDict[Key, int] = OrderedDict()  # bytes of each file, oldest use first
+        self._num_bytes = 0  # of all that are known
+        self._unwritten: set[Key] = set()  # known, but not on disk yet
+        self._unwritten_bytes = 0  # of copies that wait, wanted still or not
+        self._used: dict[Key, None] = {}  # whose files shall get the time of now, in this order
+
+        self._warned: set[int | None] = set()
         self._writing = True
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scan()
-        self._thread = threading.Thread(target=self._write_all, name="samovar-disk", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="samovar-disk", daemon=True)
         self._thread.start()
 
     def root(self, owner: str) -> Key:
@@ -70,40 +92,110 @@ class DiskTier:
         return self._chain(key, np.array(tokens, dtype="<i4").tobytes())
 
     def has(self, key: Key) -> bool:
-        return key.hex() in self._known
+        """Whether the block can be read."""
+        with self._lock:
+            return key in self._known and key not in self._unwritten
 
     def load(self, key: Key, tokens: Sequence[int], block: int) -> bool:
         """Reads a block into the cache; False, and a warning, if its file is not sound."""
-        name = key.hex()
-        path = self._directory / name
+        path = self._path(key)
         try:
             self._cache.write_block(block, _checked(self._read(path), key, tokens))
+            return True
+        except FileNotFoundError:
+            pass  # another process may have needed the room
         except (OSError, ValueError, MemoryError) as error:
             logger.warning("%s: this cached block is ignored: %s", path, error)
-            self._forget(name)
-            return False
+            if isinstance(error, ValueError):
+                with suppress(OSError):
+                    path.unlink()
         with self._lock:
-            if name in self._known:
-                self._known.move_to_end(name)
-        return True
+            self._drop(key)
+        return False
 
-    def store(self, key: Key, tokens: Sequence[int], block: int) -> None:
-        """Writes a completed block behind, if the disk keeps up and it is not there already."""
-        name = key.hex()
-        if not self._writing or name in self._known or self._unwritten.full():
-            return
-        with suppress(queue.Full, MemoryError):
-            payload = self._cache.read_block(block)
-            data = _head(tokens) + _digest(key, payload) + payload
-            self._unwritten.put_nowait((name, data))
+    def store(self, chain: Sequence[CachedBlock]) -> None:
+        """Notes the use of a prefix, from its first block on, and writes behind what is missing.
+
+        What the disk is too slow or too small for is left out, with all after it; another use is
+        another try.  The bytes are copied here: the block may be another's when they are written.
+        """
+        with self._lock:
+            self._mark_used(chain)
+            missing = [i for i, each in enumerate(chain) if each.key not in self._known]
+        for i in missing:
+            if not self._store_one(chain, i):
+                break
+        if missing:
+            with self._lock:
+                self._mark_used(chain)
+
+    def touch(self, chain: Sequence[CachedBlock]) -> None:
+        """As `store`, and the times of the files tell it to those who find them."""
+        self.store(chain)
+        with self._lock:
+            is_task_waiting = bool(self._used)
+            for each in reversed(chain):
+                self._used.pop(each.key, None)
+                self._used[each.key] = None
+        if chain and not is_task_waiting:
+            self._tasks.put(self._write_times)
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread."""
-        self._unwritten.put(None)
+        self._tasks.put(None)
         self._thread.join()
 
     def _chain(self, key: Key, data: bytes) -> Key:
         return hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
+
+    def _path(self, key: Key) -> Path:
+        return self._directory / key.hex()
+
+    def _mark_used(self, chain: Sequence[CachedBlock]) -> None:
+        for each in reversed(chain):
+            if each.key in self._known:
+                self._known.move_to_end(each.key)
+
+    def _store_one(self, chain: Sequence[CachedBlock], index: int) -> bool:
+        """Queues a block of which all before it are known; whether that could be done."""
+        key, tokens, block = chain[index]
+        with self._lock:
+            waiting = self._unwritten_bytes
+            is_full = waiting and waiting + self._cache.block_bytes > UNWRITTEN_BYTES
+            if not self._writing or is_full:
+                return False
+            if not self._make_room(self._file_bytes, {each.key for each in chain}):
+                return False
+        try:
+            payload = self._cache.read_block(block)
+        except MemoryError:
+            return False
+        with self._lock:
+            self._known[key] = self._file_bytes
+            self._num_bytes += self._file_bytes
+            self._unwritten.add(key)
+            self._unwritten_bytes += len(payload)
+        parent = chain[index - 1].key if index else None
+        self._tasks.put(partial(self._write, parent, key, tokens, payload))
+        return True
+
+    def _make_room(self, num_bytes: int, needed: Collection[Key] = ()) -> bool:
+        """Gives up what was used longest ago until so many bytes may be added.
+
+        False if that would take blocks that are `needed`.  The lock is held.
+        """
+        while self._known and self._num_bytes + num_bytes > self._max_bytes:
+            oldest = next(iter(self._known))
+            if oldest in needed:
+                return False
+            self._drop(oldest)
+            self._tasks.put(partial(self._delete, oldest))
+        return self._num_bytes + num_bytes <= self._max_bytes
+
+    def _drop(self, key: Key) -> None:
+        """Knows a block no longer.  The lock is held."""
+        self._num_bytes -= self._known.pop(key, 0)
+        self._unwritten.discard(key)
 
     def _read(self, path: Path) -> bytes:
         """A file's bytes.  Raises OSError, and ValueError unless it can be a block's."""
@@ -124,70 +216,92 @@ class DiskTier:
                     if time.time() - info.st_mtime > ABANDONED_S:
                         os.unlink(entry)  # of a process that was killed while it wrote
                 elif NAME.fullmatch(entry.name):
-                    files.append((info.st_mtime, entry.name, info.st_size))
+                    files.append((info.st_mtime_ns, entry.name, info.st_size))
         for _, name, size in sorted(files):
-            self._known[name] = size
+            self._known[bytes.fromhex(name)] = size
             self._num_bytes += size
         self._make_room(0)
 
-    def _write_all(self) -> None:
-        while (item := self._unwritten.get()) is not None:
-            if self._writing:
-                try:
-                    self._write(*item)
-                except (OSError, MemoryError) as error:
-                    self._writing = False
-                    logger.warning(
-                        "%s: no more blocks are cached on disk: %s", self._directory, error
-                    )
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
 
-    def _write(self, name: str, data: bytes) -> None:
-        if name in self._known or len(data) > self._max_bytes:
-            return
-        self._make_room(len(data))
-        draft = self._directory / f"{name}.{os.getpid()}.part"
+    def _write(self, parent: Key | None, key: Key, tokens: tuple[int, ...], payload: bytes) -> None:
+        with self._lock:
+            is_wanted = key in self._unwritten and (parent is None or parent in self._known)
+        is_written = is_wanted and self._writing and self._try_to_write(key, tokens, payload)
+        with self._lock:
+            self._unwritten_bytes -= len(payload)
+            if is_written:
+                self._unwritten.discard(key)
+            elif key in self._unwritten:
+                self._drop(key)
+
+    def _try_to_write(self, key: Key, tokens: tuple[int, ...], payload: bytes) -> bool:
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._write_file(self._path(key), _head(tokens), _digest(key, payload), payload)
+        except (OSError, MemoryError) as error:
+            self._note_failure(error)
+            return False
+        return True
+
+    def _write_file(self, path: Path, *parts: bytes) -> None:
+        # A name of chance: in containers all processes may have the same id.
+        descriptor, draft = tempfile.mkstemp(".part", f"{path.name}.", self._directory)
+        try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            draft.replace(self._directory / name)
-        except OSError:
-            draft.unlink(missing_ok=True)
+                file.writelines(parts)
+            os.replace(draft, path)
+        except (OSError, MemoryError):
+            with suppress(OSError):
+                os.unlink(draft)
             raise
-        with self._lock:
-            self._known[name] = len(data)
-            self._num_bytes += len(data)
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Deletes what was used longest ago until so many bytes may be added."""
-        while True:
-            with self._lock:
-                if not self._known or self._num_bytes + num_bytes <= self._max_bytes:
-                    return
-                oldest = next(iter(self._known))
-            self._forget(oldest)
+    def _note_failure(self, error: OSError | MemoryError) -> None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in LASTING or not self._directory.is_dir():
+            self._writing = False
+            logger.warning("%s: no more blocks are cached on disk: %s", self._directory, error)
+        elif number not in self._warned:
+            self._warned.add(number)
+            logger.warning(
+                "%s: a block could not be cached on disk, and this is told once: %s",
+                self._directory,
+                error,
+            )
 
-    def _forget(self, name: str) -> None:
+    def _write_times(self) -> None:
         with self._lock:
-            self._num_bytes -= self._known.pop(name, 0)
+            used, self._used = self._used, {}
+            keys = [key for key in used if key in self._known and key not in self._unwritten]
+        for key in keys:
+            now = time.time_ns()  # the kernel's own clock for files has steps of milliseconds
+            with suppress(OSError):
+                os.utime(self._path(key), ns=(now, now), follow_symlinks=False)
+
+    def _delete(self, key: Key) -> None:
+        with self._lock:
+            if key in self._known:  # again
+                return
         with suppress(OSError):
-            (self._directory / name).unlink()
+            self._path(key).unlink()
 
 
 def _head(tokens: Sequence[int]) -> bytes:
     return MAGIC + np.array(tokens, dtype="<i4").tobytes()
 
 
-def _digest(key: Key, payload: bytes) -> bytes:
+def _digest(key: Key, payload: bytes | memoryview) -> bytes:
     return hashlib.blake2b(payload, key=key, digest_size=DIGEST_BYTES).digest()
 
 
-def _checked(data: bytes, key: Key, tokens: Sequence[int]) -> bytes:
+def _checked(data: bytes, key: Key, tokens: Sequence[int]) -> memoryview:
     """The block's bytes.  Raises ValueError."""
     head = _head(tokens)
     if not data.startswith(head):
         raise ValueError("it belongs to other tokens or another version")
-    digest, payload = data[len(head) :][:DIGEST_BYTES], data[len(head) + DIGEST_BYTES :]
+    rest = memoryview(data)[len(head) :]
+    digest, payload = rest[:DIGEST_BYTES], rest[DIGEST_BYTES:]
     if _digest(key, payload) != digest:
         raise ValueError("its checksum is wrong")
     return payload

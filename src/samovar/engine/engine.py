@@ -11,7 +11,7 @@ from typing import Any
 
 from samovar.engine.blocks import BlockPool
 from samovar.engine.load import EngineOptions, LoadedModel, Progress, load_model
-from samovar.engine.pace import Pace
+from samovar.engine.pace import HEADROOM, Pace
 from samovar.engine.prefix import PrefixTree
 from samovar.engine.request import Delta, Request
 from samovar.engine.sampler import Draw, Drawn, Sampler
@@ -67,6 +67,7 @@ class Engine:
             self._speculation,
             max_sequences=options.max_sequences,
             copy_block=model.cache.copy_block,
+            max_read_s=(1 - HEADROOM) * options.max_step_ms / 1000,
         )
         self._pace = Pace(options.batch, options.max_step_ms / 1000)
         self._max_replies = options.max_sequences + options.max_queue
@@ -149,14 +150,17 @@ class Engine:
         started = time.monotonic()
         chunks = self._scheduler.schedule(self._pace.budget(self._scheduler.num_decoding))
         if not chunks:
-            return None
+            if not self._scheduler.read_s:
+                return None
+            self._last_step_at = time.monotonic()
+            return []  # blocks were read from disk, and there are more
         bad_rows = set(self._runner.run(**step_arrays(chunks)).tolist())
         self._scheduler.commit(chunks)
         deltas = self._finish_step(chunks, bad_rows)
         self._steps += 1
         self._tokens_computed += sum(chunk.count for chunk in chunks)
         self._last_step_at = time.monotonic()
-        self._learn(chunks, self._last_step_at - started)
+        self._learn(chunks, self._last_step_at - started - self._scheduler.read_s)
         return deltas
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Delta]]:

@@ -12,7 +12,7 @@ from samovar import _native as native
 from samovar.cache import cache_directory
 from samovar.checkpoint import Checkpoint, open_checkpoint
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
-from samovar.engine.disk import DiskTier
+from samovar.engine.disk import UNWRITTEN_BYTES, DiskTier
 from samovar.engine.fingerprint import NUMERICS, fingerprint, remembered_sha256
 from samovar.engine.scheduler import PROMPT_LOGIT_ROWS
 from samovar.engine.speculate import MOST_DRAFTS
@@ -25,6 +25,14 @@ from samovar.text.tokenizer import Tokenizer
 DEFAULT_MAX_CTX = 4096
 LONG_S = 1.0  # loading that takes longer shows its progress
 KV_SHARE_OF_FREE_MEMORY = 4  # the pool takes one part in so many, if one context needs no more
+
+# What a runner reserves beside the activations.
+PARTIALS_BYTES = 16 << 20  # of attention
+WORKER_BYTES = 1 << 20  # scratch and stack of each thread
+SAMPLER_BYTES = 32  # of each thread for each token of the vocabulary
+# Left alone: Python's objects grow with the requests, and other processes want memory too.
+MARGIN_PARTS = 20
+MAX_MARGIN_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +167,7 @@ def _load(
             f"{tokenizer.vocab_size}."
         )
     num_ctx = _context(options.ctx, program.max_ctx)
-    cache = _kv_cache(program, num_ctx, options)
+    cache = _kv_cache(program, num_ctx, options, pool.threads)
     digest = sha256 or remembered_sha256(path)
     template_text = None if template is None else template.source
     info = ModelInfo(
@@ -265,7 +273,9 @@ def _refuse_if_larger_than_memory(path: Path, file_bytes: int) -> None:
         )
 
 
-def _kv_cache(program: LoadedProgram, num_ctx: int, options: EngineOptions) -> native.KvCache:
+def _kv_cache(
+    program: LoadedProgram, num_ctx: int, options: EngineOptions, num_threads: int
+) -> native.KvCache:
     shape: KvShape = {
         "layers": program.layers,
         "kv_heads": program.kv_heads,
@@ -273,9 +283,19 @@ def _kv_cache(program: LoadedProgram, num_ctx: int, options: EngineOptions) -> n
         "dtype": options.kv,
     }
     block_bytes = native.KvCache.block_bytes_for(**shape)
-    free = native.available_memory() - program.buffer_bytes  # reserved, but not touched yet
+    free = native.available_memory()
+    free -= min(free // MARGIN_PARTS, MAX_MARGIN_BYTES)
+    free -= program.buffer_bytes + _runner_bytes(program.vocab_size, num_threads)
+    if options.cache_dir is not None:
+        # One is read, others wait to be written.
+        free -= block_bytes + max(block_bytes, UNWRITTEN_BYTES)
     num_blocks = _plan_blocks(num_ctx, options.max_sequences, block_bytes, free)
     return native.KvCache(num_blocks=num_blocks, **shape)
+
+
+def _runner_bytes(vocab_size: int, num_threads: int) -> int:
+    """Memory that a runner needs beside the activations; at most, and touched as it is used."""
+    return PARTIALS_BYTES + num_threads * (WORKER_BYTES + SAMPLER_BYTES * vocab_size)
 
 
 def _disk_tier(options: EngineOptions, model_sha256: str, cache: native.KvCache) -> DiskTier | None:
@@ -300,7 +320,8 @@ def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int, free: int) 
         advice = f"choose --ctx of at most {fits}, or --kv q8" if fits else "it cannot run here"
         raise MemoryLimit(
             f"The KV cache of one context of {num_ctx} tokens needs "
-            f"{one * block_bytes / 2**20:.0f} MiB, but only {free / 2**20:.0f} MiB are free: "
+            f"{one * block_bytes / 2**20:.0f} MiB; beside what else is needed, "
+            f"only {free / 2**20:.0f} MiB are free: "
             f"{advice}."
         )
     return min(one * max_sequences, max(one, free // KV_SHARE_OF_FREE_MEMORY // block_bytes))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from samovar.engine.blocks import BLOCK_TOKENS, BlockPool
-from samovar.engine.disk import DiskTier
+from samovar.engine.disk import CachedBlock, DiskTier
 
 
 class Node:
@@ -17,7 +16,7 @@ class Node:
     so a node without holders has no held descendant.
     """
 
-    __slots__ = ("block", "children", "holders", "key", "parent", "tokens", "used_at")
+    __slots__ = ("block", "children", "holders", "key", "parent", "tokens")
 
     def __init__(
         self, parent: Node | None, tokens: tuple[int, ...], block: int, key: bytes = b""
@@ -28,7 +27,6 @@ class Node:
         self.block = block
         self.children: dict[tuple[int, ...], Node] = {}
         self.holders = 0
-        self.used_at = 0
 
 
 class PrefixTree:
@@ -43,11 +41,15 @@ class PrefixTree:
         self._pool = pool
         self._disk = disk
         self._roots: dict[str, Node] = {}
-        self._leaving: list[tuple[int, int, Node]] = []  # heap of candidates, checked when popped
-        self._ties = itertools.count()
-        self._clock = 0
-        self.num_idle = 0
+        # Nodes without holders, least recently used first.  Whoever holds a node holds its parent
+        # as long, so each stands before its parent and the first is a leaf.
+        self._idle: OrderedDict[Node, None] = OrderedDict()
         self.num_nodes = 0
+
+    @property
+    def num_idle(self) -> int:
+        """Nodes that nobody holds."""
+        return len(self._idle)
 
     @property
     def num_available(self) -> int:
@@ -63,12 +65,27 @@ class PrefixTree:
         return root
 
     def child(self, node: Node, tokens: Sequence[int], start: int) -> Node | None:
-        """The node of tokens[start : start + BLOCK_TOKENS] after `node`, which is held."""
+        """The node of tokens[start : start + BLOCK_TOKENS] after `node`, if it is in memory."""
+        return node.children.get(tuple(tokens[start : start + BLOCK_TOKENS]))
+
+    def is_on_disk(self, node: Node, tokens: Sequence[int], start: int) -> bool:
+        """Whether `load` would find tokens[start : start + BLOCK_TOKENS] after `node`."""
+        if self._disk is None:
+            return False
+        return self._disk.has(self._disk.child(node.key, tokens[start : start + BLOCK_TOKENS]))
+
+    def load(self, node: Node, tokens: Sequence[int], start: int, block: int) -> Node | None:
+        """The node of a block that is on disk and not in memory, held once, read into `block`.
+
+        None if its file is not sound; then `block` is the caller's still, with any contents.
+        """
+        assert self._disk is not None
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        known = node.children.get(block_tokens)
-        if known is None and self._disk is not None:
-            known = self._load(self._disk, node, block_tokens)
-        return known
+        if not self._disk.load(self._disk.child(node.key, block_tokens), block_tokens, block):
+            return None
+        loaded = self._add(node, block_tokens, block)
+        loaded.holders = 1
+        return loaded
 
     def best_partial(self, node: Node, tokens: Sequence[int]) -> tuple[Node | None, int]:
         """The child that begins with most of `tokens`, and how many of them."""
@@ -85,18 +102,17 @@ class PrefixTree:
 
     def hold(self, node: Node) -> None:
         """Notes one more sequence on a node whose parent that sequence holds already."""
-        self.num_idle -= node.holders == 0
+        self._idle.pop(node, None)
         node.holders += 1
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Takes one sequence off its path, given from the root outwards."""
-        self._clock += 1
-        for node in reversed(nodes):  # a leaf is a candidate before its parent can be
+        if nodes and self._disk is not None:
+            self._disk.touch(_chain(nodes[-1]))
+        for node in reversed(nodes):
             node.holders -= 1
-            node.used_at = self._clock
             if node.holders == 0:
-                self.num_idle += 1
-                self._consider(node)
+                self._idle[node] = None
 
     def insert(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
         """The node of a computed block, held once more; takes `block` back if it is known."""
@@ -105,7 +121,7 @@ class PrefixTree:
             known = self._add(parent, tokens, block)
             known.holders = 1
             if self._disk is not None and len(tokens) == BLOCK_TOKENS:
-                self._disk.store(known.key, tokens, block)
+                self._disk.store(_chain(known))
         else:
             self._pool.give_back([block])  # the same tokens after the same tokens: the same bits
             self.hold(known)
@@ -120,7 +136,7 @@ class PrefixTree:
 
     def forget(self) -> None:
         """Evicts every node that nobody holds."""
-        while self.num_idle:
+        while self._idle:
             self._evict_one()
 
     def give_back(self, blocks: list[int]) -> None:
@@ -137,7 +153,11 @@ class PrefixTree:
             stack += children
         self._pool.check([node.block for node in nodes] + private)
         assert len(nodes) == self.num_nodes
-        assert sum(not node.holders for node in nodes) == self.num_idle
+        assert {node for node in nodes if not node.holders} == set(self._idle)
+        seen: set[Node] = set()
+        for node in self._idle:
+            assert seen.issuperset(node.children.values()), "a node would leave before its children"
+            seen.add(node)
         assert all(node.holders >= sum(c.holders for c in node.children.values()) for node in nodes)
 
     def _add(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
@@ -146,35 +166,21 @@ class PrefixTree:
         self.num_nodes += 1
         return node
 
-    def _load(self, disk: DiskTier, parent: Node, tokens: tuple[int, ...]) -> Node | None:
-        key = disk.child(parent.key, tokens)
-        if not disk.has(key) or not self.num_available:
-            return None
-        (block,) = self.take(1)
-        if not disk.load(key, tokens, block):
-            self._pool.give_back([block])
-            return None
-        node = self._add(parent, tokens, block)
-        node.used_at = self._clock
-        self.num_idle += 1
-        self._consider(node)
-        return node
-
-    def _consider(self, node: Node) -> None:
-        if node.block >= 0 and not node.holders and not node.children:
-            heapq.heappush(self._leaving, (node.used_at, next(self._ties), node))
-
     def _evict_one(self) -> None:
-        while True:
-            used_at, _, node = heapq.heappop(self._leaving)
-            # An entry is stale when the node was held again, got children, or has left already.
-            if node.parent is None or node.holders or node.children or node.used_at != used_at:
-                continue
-            parent = node.parent
-            del parent.children[node.tokens]
-            node.parent = None
-            self.num_idle -= 1
-            self.num_nodes -= 1
-            self._pool.give_back([node.block])
-            self._consider(parent)
-            return
+        node, _ = self._idle.popitem(last=False)
+        assert node.parent is not None
+        assert not node.children
+        del node.parent.children[node.tokens]
+        node.parent = None
+        self.num_nodes -= 1
+        self._pool.give_back([node.block])
+
+
+def _chain(node: Node) -> list[CachedBlock]:
+    """The whole blocks from the first of an owner to `node`."""
+    chain = []
+    while node.parent is not None:
+        if len(node.tokens) == BLOCK_TOKENS:
+            chain.append(CachedBlock(node.key, node.tokens, node.block))
+        node = node.parent
+    return chain[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,7 +52,9 @@ class Scheduler:
     Every running sequence with one pending token takes part in every step; a budget of prompt
     tokens, at least one, is shared by the prompts that are still being read: each gets a fair
     part, what is left goes to the oldest.  Of several prompts that go on with the same block of
-    tokens only the oldest computes it; the others find it in the tree afterwards.
+    tokens only the oldest computes it; the others find it in the tree afterwards.  Blocks that are
+    on disk are read by running sequences, so room for them is had before; a step spends little more
+    than `max_read_s` on that, and who has more to read computes nothing yet.
 
     When a reply needs a block and none can be had, the youngest running sequence gives its blocks
     back and waits; its tokens stay, and since a result does not depend on how a prompt is cut, its
@@ -66,11 +69,14 @@ class Scheduler:
         *,
         max_sequences: int,
         copy_block: Callable[[int, int], None],
+        max_read_s: float = 0.02,
     ) -> None:
         self.tree = tree
         self.speculation = speculation
         self._max_sequences = max_sequences
         self._copy_block = copy_block
+        self._max_read_s = max_read_s
+        self.read_s = 0.0  # what the last step spent on blocks from disk
         self._running: list[Sequence] = []  # oldest first
         self._waiting: deque[Sequence] = deque()  # oldest first
         self.num_preemptions = 0
@@ -109,10 +115,11 @@ class Scheduler:
             self._waiting.remove(seq)
 
     def schedule(self, budget: int) -> list[Chunk]:
-        """The chunks of the next step, oldest sequence first; empty when there is nothing to do.
+        """The chunks of the next step, oldest first; empty when there is nothing to compute.
 
         budget: prompt tokens that the step may compute besides one token of each reply.
         """
+        self.read_s = 0.0
         self._grow_replies()
         self._admit()
         return self._share(max(1, budget))
@@ -164,7 +171,7 @@ class Scheduler:
             self._running.append(seq)
 
     def _place(self, seq: Sequence) -> bool:
-        """Gives a sequence what the tree has of it and blocks for the rest, or nothing."""
+        """Gives a sequence what is in memory of it and blocks for the rest, or nothing."""
         node = self._root(seq)
         while seq.can_reuse(len(seq.path)) and (
             child := self.tree.child(node, seq.tokens, len(seq.path) * BLOCK_TOKENS)
@@ -177,7 +184,10 @@ class Scheduler:
             self._release(seq)
             return False
         seq.computed = len(seq.path) * BLOCK_TOKENS
-        self._copy_partial_block(seq, node, need)
+        if self._is_on_disk(seq):
+            seq.blocks = self.tree.take(need)  # the first will be read as a whole
+        else:
+            self._copy_partial_block(seq, node, need)
         if seq.cached is None:
             seq.cached = seq.computed
         return True
@@ -206,18 +216,48 @@ class Scheduler:
         else:
             seq.blocks = self.tree.take(need)
 
-    def _adopt(self, seq: Sequence) -> None:
-        """Takes over the blocks of its prompt that others have completed meanwhile."""
-        while seq.can_reuse(len(seq.path)) and (
-            child := self.tree.child(self._tip(seq), seq.tokens, len(seq.path) * BLOCK_TOKENS)
-        ):
-            self.tree.hold(child)
+    def _adopt(self, seq: Sequence) -> bool:
+        """Takes over blocks of its prompt that others have completed meanwhile or that are on disk.
+
+        False if there is more on disk than this step has time for.
+        """
+        while seq.can_reuse(len(seq.path)):
+            start = len(seq.path) * BLOCK_TOKENS
+            child = self.tree.child(self._tip(seq), seq.tokens, start)
+            if child is not None:
+                self.tree.hold(child)
+                self.tree.give_back([seq.blocks.pop(0)])
+            elif not self._is_on_disk(seq):
+                break
+            elif self.read_s and self.read_s >= self._max_read_s:
+                return False
+            else:
+                child = self._read(seq, start)
+                if child is None:
+                    break
+                del seq.blocks[0]
             seq.path.append(child)
-            self.tree.give_back([seq.blocks.pop(0)])
             gained = len(seq.path) * BLOCK_TOKENS - seq.computed
             seq.computed += gained
             if not seq.num_reply:
-                seq.cached = (seq.cached or 0) + gained
+                # What it finds again after it gave way was counted before.
+                seq.cached = min((seq.cached or 0) + gained, seq.num_reusable)
+        return True
+
+    def _is_on_disk(self, seq: Sequence) -> bool:
+        """Whether the next block of a sequence, of which nothing is computed, can be read."""
+        start = len(seq.path) * BLOCK_TOKENS
+        return (
+            seq.computed == start
+            and seq.can_reuse(len(seq.path))
+            and self.tree.is_on_disk(self._tip(seq), seq.tokens, start)
+        )
+
+    def _read(self, seq: Sequence, start: int) -> Node | None:
+        started = time.monotonic()
+        node = self.tree.load(self._tip(seq), seq.tokens, start, seq.blocks[0])
+        self.read_s += time.monotonic() - started
+        return node
 
     def keep(self, seq: Sequence) -> None:
         """Puts the blocks that a sequence has completed into the tree."""
@@ -243,8 +283,8 @@ class Scheduler:
         prompts: list[Sequence] = []
         claims: set[tuple[int, tuple[int, ...]]] = set()
         for seq in self._running:
-            if seq.pending > 1:
-                self._adopt(seq)
+            if seq.pending > 1 and not self._adopt(seq):
+                continue
             if seq.pending == 1:
                 counts[id(seq)] = 1
                 continue
