@@ -48,13 +48,48 @@ def test_usage_counts_drafts_and_the_end_is_kept() -> None:
         assert replies(engine, [ended])["r"][0] == tokens[: tokens.index(end) + 1]
 
 
-def test_rejected_drafts_never_enter_the_prefix_tree() -> None:
+@pytest.fixture(scope="module")
+def fresh() -> Engine:
+    return load(MODEL_PATHS[0], ctx=NUM_CTX, speculate="off")
+
+
+def from_scratch(engine: Engine, case: Request) -> tuple[list[int], str, str]:
+    engine.forget()
+    return replies(engine, [case])[case.id]
+
+
+@pytest.mark.parametrize("max_tokens", range(60, 93))
+def test_rejected_drafts_never_enter_the_prefix_tree(fresh: Engine, max_tokens: int) -> None:
     engine = drafting(MODEL_PATHS[0])
-    (case,) = requests(engine, max_tokens=90)[2:3]
+    (case,) = requests(engine, max_tokens=max_tokens)[2:3]
     tokens = replies(engine, [case])[case.id][0]
     turn = replace(case, prompt=(*case.prompt, *tokens, 40), id="turn")
-    fresh = load(MODEL_PATHS[0], ctx=NUM_CTX, speculate="off")
-    assert replies(engine, [turn]) == replies(fresh, [turn])
+    assert replies(engine, [turn])["turn"] == from_scratch(fresh, turn)
+
+
+@pytest.mark.parametrize("num_right", [1, 5, 10, MOST_DRAFTS])
+@pytest.mark.parametrize("max_tokens", [*range(1, 14), *range(30, 48)])
+def test_the_turn_after_a_drafted_reply_is_as_without_drafts(
+    fresh: Engine, monkeypatch: pytest.MonkeyPatch, max_tokens: int, num_right: int
+) -> None:
+    case = Request(
+        id="r", prompt=tuple(range(40, 68)), sampling=SamplingParams(), max_tokens=max_tokens
+    )
+    tokens, *rest = from_scratch(fresh, case)
+    turn = replace(case, prompt=(*case.prompt, *tokens, 40, 41), id="turn", max_tokens=20)
+    expected = from_scratch(fresh, turn)
+
+    def propose(self: Lookup, so_far: list[int], most: int) -> tuple[int, ...]:
+        """As many right drafts as asked for, then wrong ones."""
+        right = tokens[len(so_far) - len(case.prompt) :][:num_right]
+        return (*right, *[(token + 1) % 256 for token in tokens])[:most]
+
+    engine = drafting(MODEL_PATHS[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Lookup, "propose", propose)
+        assert replies(engine, [case])["r"] == (tokens, *rest)
+    assert replies(engine, [turn])["turn"] == expected
+    engine.check_blocks()
 
 
 @given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=60), most=st.integers(1, 12))

@@ -274,17 +274,14 @@ class Engine:
         for i, each in enumerate(drawn):
             delta = seq.append(each.token, each.logprob)
             deltas.append((seq.request.id, delta))
-            if delta.finish_reason:
-                self._end(seq)
-                break
-            if i == len(drafts) or each.token != drafts[i]:
+            if delta.finish_reason or i == len(drafts) or each.token != drafts[i]:
                 break
             accepted += 1
-            seq.computed += 1
         seq.num_accepted += accepted
         seq.num_rejected += len(drafts) - accepted
-        if accepted and not deltas[-1][1].finish_reason:
-            self._scheduler.keep(seq)
+        self._scheduler.accept(seq, accepted)
+        if deltas[-1][1].finish_reason:
+            self._end(seq)
         return deltas
 
     def _end(self, seq: Sequence) -> None:

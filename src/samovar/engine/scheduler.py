@@ -103,7 +103,8 @@ class Scheduler:
         """Takes a sequence out for good, wherever it is; what it computed stays in the tree."""
         if seq in self._running:
             self._running.remove(seq)
-            self._keep_partial_block(seq)
+            if seq.computed > len(seq.path) * BLOCK_TOKENS:
+                self._keep_block(seq)
             self._release(seq)
         else:
             self._waiting.remove(seq)
@@ -120,8 +121,13 @@ class Scheduler:
     def commit(self, chunks: list[Chunk]) -> None:
         """Notes that the chunks were computed; completed blocks enter the tree."""
         for chunk in chunks:
-            chunk.seq.computed = chunk.start + chunk.count - len(chunk.drafts)
-            self.keep(chunk.seq)
+            self.accept(chunk.seq, chunk.count - len(chunk.drafts))
+
+    def accept(self, seq: Sequence, count: int) -> None:
+        """Notes `count` more tokens as computed; the blocks they complete enter the tree."""
+        seq.computed += count
+        while len(seq.path) < seq.computed // BLOCK_TOKENS:
+            self._keep_block(seq)
 
     def check(self) -> None:
         """Asserts that every block is free, private to one sequence, or in the tree."""
@@ -219,18 +225,11 @@ class Scheduler:
             if not seq.num_reply:
                 seq.cached = (seq.cached or 0) + gained
 
-    def keep(self, seq: Sequence) -> None:
-        """Puts the blocks that a sequence has completed into the tree."""
-        while len(seq.path) < seq.computed // BLOCK_TOKENS:
-            start = len(seq.path) * BLOCK_TOKENS
-            tokens = tuple(seq.tokens[start : start + BLOCK_TOKENS])
-            seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
-
-    def _keep_partial_block(self, seq: Sequence) -> None:
+    def _keep_block(self, seq: Sequence) -> None:
+        """Puts the first block that is not in the tree there, with the tokens computed in it."""
         start = len(seq.path) * BLOCK_TOKENS
-        if seq.computed > start:
-            tokens = tuple(seq.tokens[start : seq.computed])
-            seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
+        tokens = tuple(seq.tokens[start : min(seq.computed, start + BLOCK_TOKENS)])
+        seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
 
     def _root(self, seq: Sequence) -> Node:
         return self.tree.root(seq.request.owner)
