@@ -214,7 +214,7 @@ def outcomes(engine: Engine, wanted: list[Request]) -> dict[str, list[int] | str
 def test_a_value_that_is_not_finite_fails_its_request_and_no_other(
     sound: Engine, broken_path: Path, tmp_path: Path, length: int, place: int, batch: int
 ) -> None:
-    bad = request(sound, id="bad", prompt=LONG[:place] + (BAD_TOKEN,) + LONG[place + 1 : length])
+    bad = request(sound, id="bad", prompt=(*LONG[:place], BAD_TOKEN, *LONG[place + 1 : length]))
     twin = replace(bad, id="twin", n=2)  # waits for what the other one computes
     beside = request(sound, id="beside", prompt=LONG[:length])
     longer = request(sound, id="longer", prompt=(*bad.prompt, *LONG))
