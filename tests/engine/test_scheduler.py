@@ -87,6 +87,9 @@ def run_step(scheduler: Scheduler, batch: int, max_sequences: int) -> list[Chunk
         if oldest.reads_prompt_logprobs:
             half = min(half, PROMPT_LOGIT_ROWS // 2)
         assert by_seq[id(oldest)].count >= min(half, oldest.pending)
+    for seq in running(scheduler):
+        assert 0 <= (seq.cached or 0) < seq.num_prompt
+        assert (seq.cached or 0) <= seq.computed or seq.num_reply
     scheduler.check()
     scheduler.commit(chunks)
     for chunk in chunks:
@@ -172,7 +175,6 @@ def test_every_request_ends_and_no_block_is_lost(
                 room = NUM_CTX - wanted[id(seq)].num_prompt
                 assert seq.num_reply == min(wanted[id(seq)].num_reply, room)
         for seq in list(scheduler):
-            assert 0 <= (seq.cached or 0) < seq.num_prompt
             after = wanted[id(seq)].abort_after
             if after is not None and step - born[id(seq)] >= after:
                 scheduler.remove(seq)
@@ -274,6 +276,29 @@ def test_prompts_share_a_step_and_replies_are_never_left_out(
     assert counts[id(small)] >= 20
     assert counts[id(huge)] >= 50
     assert sum(counts.values()) == 100
+
+
+def test_cached_tokens_are_those_that_others_computed(byte_tokenizer: Tokenizer) -> None:
+    request = Request(id="r", prompt=(TOKEN,) * 200, sampling=SamplingParams())
+    seq = Sequence(request, byte_tokenizer, 1000)
+
+    def place(num_found: int) -> int | None:
+        seq.computed = num_found
+        seq.note_place()
+        return seq.cached
+
+    assert place(32) == 32
+    seq.note_adopted(64)
+    assert (seq.computed, seq.cached) == (96, 96)
+    seq.computed += 64  # computes some itself and gives way
+    assert place(160) == 96
+    assert place(64) == 64  # what it had found has left the cache meanwhile
+    seq.note_adopted(32)
+    assert seq.usage().cached_tokens == 96
+    seq.append(TOKEN)
+    place(0)
+    seq.note_adopted(192)
+    assert seq.usage().cached_tokens == 96
 
 
 def test_the_youngest_gives_way_and_the_oldest_goes_on(byte_tokenizer: Tokenizer) -> None:

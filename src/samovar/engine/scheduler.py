@@ -202,8 +202,7 @@ class Scheduler:
             return False
         seq.computed = len(seq.path) * BLOCK_TOKENS
         self._copy_partial_block(seq, node, need)
-        if seq.cached is None:
-            seq.cached = seq.computed
+        seq.note_place()
         return True
 
     def _copy_partial_block(self, seq: Sequence, node: Node, need: int) -> None:
@@ -238,10 +237,7 @@ class Scheduler:
             self.tree.hold(child)
             seq.path.append(child)
             self.tree.give_back([seq.blocks.pop(0)])
-            gained = len(seq.path) * BLOCK_TOKENS - seq.computed
-            seq.computed += gained
-            if not seq.num_reply:
-                seq.cached = (seq.cached or 0) + gained
+            seq.note_adopted(len(seq.path) * BLOCK_TOKENS - seq.computed)
 
     def _keep_block(self, seq: Sequence) -> None:
         """Puts the first block that is not in the tree there, with the tokens computed in it."""
