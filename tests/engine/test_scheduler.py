@@ -301,6 +301,35 @@ def test_cached_tokens_are_those_that_others_computed(byte_tokenizer: Tokenizer)
     assert seq.usage().cached_tokens == 96
 
 
+def test_what_is_found_again_after_giving_way_is_counted_once(byte_tokenizer: Tokenizer) -> None:
+    scheduler = Scheduler(
+        PrefixTree(BlockPool(blocks_for(NUM_CTX))),
+        Speculation("ngram"),
+        max_sequences=8,
+        copy_block=lambda src, dst: None,
+    )
+
+    def add(prompt: tuple[int, ...], num_right: int) -> Sequence:
+        request = Request(id="r", prompt=prompt, sampling=SamplingParams())
+        seq = Sequence(request, byte_tokenizer, NUM_CTX)
+        seq.lookup = Scripted(num_right)
+        scheduler.add(seq)
+        return seq
+
+    shared = tuple(range(2 * BLOCK_TOKENS))
+    greedy = add((200,) * 31, MOST_DRAFTS)  # fills all blocks before the last prompt is read
+    add((*shared, 100), 0)
+    finder = add((*shared, *[101] * 36), 0)
+    batch = 95
+    while not finder.num_reply:
+        for chunk in run_step(scheduler, batch, 8):
+            if chunk.reaches_end:
+                accept(scheduler, chunk)
+        batch = 1 if greedy in scheduler else 95
+    assert scheduler.num_preemptions == 2
+    assert finder.cached == 2 * BLOCK_TOKENS
+
+
 def test_the_youngest_gives_way_and_the_oldest_goes_on(byte_tokenizer: Tokenizer) -> None:
     tree = PrefixTree(BlockPool(4))
     scheduler = Scheduler(
