@@ -119,6 +119,11 @@ class Engine:
                     f"logit_bias names token {token}; this model has 0 to {vocab_size - 1}.",
                     param="logit_bias",
                 )
+        if max(request.logprobs or 0, request.prompt_logprobs or 0) > vocab_size:
+            raise RequestError(
+                f"logprobs asks for more than the {vocab_size} tokens of this model.",
+                param="logprobs",
+            )
         if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
             raise RequestError(
                 f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
