@@ -11,6 +11,8 @@ from engine_cases import GOLDEN, MODEL_PATHS, load, replies, requests
 from samovar import Engine, Request, SamplingParams
 from samovar._native import available_memory
 from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.engine import NOT_FINITE
+from samovar.engine.speculate import MOST_DRAFTS, Lookup
 from samovar.errors import ContextOverflow, MemoryLimit, RequestError, SettingError
 
 
@@ -173,24 +175,100 @@ def test_the_pool_is_planned_in_whole_contexts(engine: Engine) -> None:
     assert engine.stats().blocks_total == 32 * 128 // BLOCK_TOKENS
 
 
-def test_a_value_that_is_not_finite_fails_its_request_and_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "broken.gguf"
+BAD_TOKEN = 99
+LONG = tuple(30 + i * 7 % 60 for i in range(100))  # three blocks and a part, all of them sound
+
+
+@pytest.fixture(scope="module")
+def broken_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that computes nothing finite from one token of its vocabulary."""
+    path = tmp_path_factory.mktemp("broken") / "broken.gguf"
     path.write_bytes((GOLDEN / "llama_untied.gguf").read_bytes())
-    sound = load(path)
-    wanted = [request(sound, id="good"), request(sound, id="bad", prompt=(70, 99, 72))]
-    expected = replies(sound, wanted[:1])["good"]
-    _overwrite_embedding(path, token=99, value=float("inf"))
-    broken = load(path)
-    errors = {}
-    tokens = []
-    for request_id, delta in broken.generate(wanted):
+    _overwrite_embedding(path, token=BAD_TOKEN, value=float("inf"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound() -> Engine:
+    return load(GOLDEN / "llama_untied.gguf", ctx=256)
+
+
+def outcomes(engine: Engine, wanted: list[Request]) -> dict[str, list[int] | str]:
+    """The tokens of each reply, or the error it ended with."""
+    found: dict[str, list[int] | str] = {}
+    for request_id, delta in engine.generate(wanted):
+        tokens = found.setdefault(request_id, [])
+        assert isinstance(tokens, list), "an error is the last delta"
+        tokens += delta.tokens
         if delta.error:
-            errors[request_id] = delta.error
-        if request_id == "good":
-            tokens += delta.tokens
-    assert errors == {"bad": "The model computed a value that is not a finite number."}
-    assert tokens == expected[0]
-    broken.check_blocks()
+            found[request_id] = delta.error
+    engine.check_blocks()
+    assert engine.stats().blocks_used == 0
+    return found
+
+
+@pytest.mark.parametrize("batch", [512, 48, 7])
+@pytest.mark.parametrize(
+    ("length", "place"), [(3, 1), *((100, place) for place in (0, 20, 40, 64, 98, 99))]
+)
+def test_a_value_that_is_not_finite_fails_its_request_and_no_other(
+    sound: Engine, broken_path: Path, tmp_path: Path, length: int, place: int, batch: int
+) -> None:
+    bad = request(sound, id="bad", prompt=(*LONG[:place], BAD_TOKEN, *LONG[place + 1 : length]))
+    twin = replace(bad, id="twin", n=2)  # waits for what the other one computes
+    beside = request(sound, id="beside", prompt=LONG[:length])
+    longer = request(sound, id="longer", prompt=(*bad.prompt, *LONG))
+    expected = replies(sound, [beside])["beside"][0]
+    # Asked again, from the same cache or from the disk after a restart, it fails again.
+    for _ in range(2):
+        broken = load(broken_path, ctx=256, batch=batch, cache_dir=str(tmp_path))
+        for _ in range(2):
+            assert outcomes(broken, [bad, twin, beside]) == {
+                "bad": NOT_FINITE,
+                "twin": NOT_FINITE,
+                "beside": expected,
+            }
+        assert outcomes(broken, [longer, bad]) == {"longer": NOT_FINITE, "bad": NOT_FINITE}
+        broken.close()
+
+
+def test_a_draft_that_leads_to_no_finite_value_is_none(
+    sound: Engine, broken_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = load(broken_path, ctx=256, speculate="ngram")
+    start = request(sound, prompt=LONG[:28])
+    tokens = replies(sound, [start])["r"][0]
+    assert BAD_TOKEN not in tokens
+    turn = request(sound, prompt=(*start.prompt, *tokens, BAD_TOKEN), id="turn")
+    for num_right in range(MOST_DRAFTS):
+
+        def propose(
+            self: Lookup, so_far: list[int], most: int, num_right: int = num_right
+        ) -> tuple[int, ...]:
+            right = tokens[len(so_far) - len(start.prompt) :]
+            return (*right[:num_right], BAD_TOKEN, *right[num_right + 1 :])[:most]
+
+        broken.forget()
+        with monkeypatch.context() as patch:
+            patch.setattr(Lookup, "propose", propose)
+            assert outcomes(broken, [start]) == {"r": tokens}
+        sound_turn = replace(turn, prompt=(*start.prompt, *tokens, 40))
+        assert outcomes(broken, [sound_turn])["turn"] == replies(sound, [sound_turn])["turn"][0]
+        assert outcomes(broken, [turn]) == outcomes(broken, [turn]) == {"turn": NOT_FINITE}
+
+
+def test_a_reply_that_meets_it_fails_and_is_not_remembered(
+    sound: Engine, broken_path: Path
+) -> None:
+    # The first choice is forced to the bad token, which the step after it computes.
+    forced = SamplingParams(logit_bias=((BAD_TOKEN, 100.0),))
+    broken = load(broken_path, ctx=256)
+    case = request(sound, prompt=LONG[:63], sampling=forced, n=3)
+    turn = request(sound, id="turn", prompt=(*LONG[:63], BAD_TOKEN, 70, 71))
+    for _ in range(2):
+        errors = [d.error for _, d in broken.generate([case]) if d.error]
+        assert errors == [NOT_FINITE]
+        assert outcomes(broken, [turn]) == {"turn": NOT_FINITE}
 
 
 def _overwrite_embedding(path: Path, token: int, value: float) -> None:

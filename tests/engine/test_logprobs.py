@@ -131,3 +131,14 @@ def test_a_prompt_that_fills_the_context_can_be_scored(engine: Engine) -> None:
     for wrong in (replace(scored, prompt=(*full, 3)), request(prompt=full)):
         with pytest.raises(ContextOverflow):
             engine.check(wrong)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_more_than_the_vocabulary_has_is_refused(engine: Engine, field: str) -> None:
+    engine.tokenizer.vocab_size = 12  # as of a model with few tokens
+    few = tuple(i % 12 for i in range(9))
+    engine.check(request(prompt=few, **{field: 12}))
+    with pytest.raises(RequestError, match="more than the 12 tokens of this model") as info:
+        engine.submit(request(prompt=few, **{field: 13}))
+    assert info.value.param == "logprobs"
+    assert engine.is_idle

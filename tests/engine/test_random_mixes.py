@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine_cases import MODEL_PATHS, Reply, load, whole_replies
 from samovar import Engine, Request, SamplingParams
 from samovar.engine.blocks import blocks_for
+from samovar.engine.speculate import MOST_DRAFTS, Lookup
 
 NUM_CTX = 256
 NUM_KEYS = 3
@@ -37,11 +38,15 @@ STOPS: list[tuple[str, ...]] = [(), (), ("A",), ("\n", "e ", "\u4eac"), ("ab", "
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, the steps between the arrival before and its own, and when its client leaves."""
+    """A request, the steps between the arrival before and its own, and when its client leaves.
+
+    after: the arrival, counted backwards, whose prompt and reply the prompt begins with.
+    """
 
     request: Request
     gap: int
     lifetime: int | None
+    after: int | None = None
 
 
 @st.composite
@@ -71,11 +76,30 @@ arrivals = st.lists(
         request=requests(),
         gap=st.integers(0, 5),
         lifetime=st.none() | st.none() | st.integers(0, 30),
+        after=st.none() | st.integers(1, 3),
     ),
     min_size=3,
     max_size=9,
 )
 
+
+# Second turns, each when the reply before it has surely ended.
+CONVERSATIONS = [
+    Arrival(
+        Request(
+            id="",
+            prompt=PIECES[0] if first else PIECES[2],
+            sampling=SamplingParams(),
+            max_tokens=max_tokens,
+            owner=f"conversation {max_tokens}",
+        ),
+        gap=0 if first else 60,
+        lifetime=None,
+        after=None if first else 1,
+    )
+    for max_tokens in (22, 25, 28, 31)
+    for first in (True, False)
+]
 
 # Six prompts of two blocks that share nothing, and replies that need a third each: with fewer than
 # twelve blocks some must give way.
@@ -112,6 +136,7 @@ class Judge:
     def __init__(self, path: Path) -> None:
         self._engine = load(path, ctx=NUM_CTX, speculate="off")
         self._known: dict[Request, list[Reply]] = {}
+        self._next: dict[tuple[int, ...], list[int]] = {}  # of the replies, after what is before
 
     def replies(self, request: Request) -> list[Reply]:
         """The reply of each choice."""
@@ -119,7 +144,23 @@ class Judge:
         if request not in self._known:
             self._engine.forget()
             self._known[request] = whole_replies(self._engine, [request])[request.id]
+            for reply in self._known[request]:
+                for i in range(len(reply.tokens)):
+                    before = (*request.prompt, *reply.tokens[:i])
+                    self._next[before] = reply.tokens[i : i + MOST_DRAFTS]
         return self._known[request]
+
+    def foretell(self, lookup: Lookup, tokens: list[int], most: int) -> tuple[int, ...]:
+        """Drafts out of any reply that went on from these tokens: mostly right, up to its end."""
+        return tuple(self._next.get(tuple(tokens), []))[:most]
+
+
+def next_turn(judge: Judge, last: Request, request: Request) -> Request:
+    """`request` as the turn after the one of `last`, if both fit the context."""
+    reply = judge.replies(last)[0].tokens
+    prompt = (*last.prompt, *reply, *request.prompt)
+    fits = len(prompt) + request.max_tokens <= NUM_CTX
+    return replace(request, prompt=prompt, owner=last.owner) if fits else request
 
 
 # One context is eight blocks: with few more, something is evicted or gives way nearly every step.
@@ -128,6 +169,7 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "cramped": {"batch": 19, "speculate": "off", "num_blocks": blocks_for(NUM_CTX) + 3},
     "drafting": {"batch": 33, "speculate": "ngram", "num_blocks": blocks_for(NUM_CTX)},
     "few places": {"batch": 5, "speculate": "ngram", "max_sequences": 2, "num_blocks": 8},
+    "foretold": {"batch": 48, "speculate": "ngram", "num_blocks": blocks_for(NUM_CTX) + 2},
     "on disk": {"batch": 40, "num_blocks": blocks_for(NUM_CTX) + 1},
     # One block is all that a step has time to read.
     "on a slow disk": {"batch": 40, "num_blocks": blocks_for(NUM_CTX) + 1, "max_step_ms": 0},
@@ -140,11 +182,20 @@ def judges() -> dict[Path, Judge]:
 
 
 @pytest.fixture
-def crowded(path: Path, condition: str, tmp_path: Path) -> Iterator[Engine]:
+def crowded(
+    path: Path,
+    condition: str,
+    judges: dict[Path, Judge],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Engine]:
     """An engine that keeps what it has cached from mix to mix."""
     options = dict(CONDITIONS[condition])
     if "disk" in condition:
         options |= {"cache_dir": str(tmp_path), "cache_disk_gb": 40 * 17_000 / 2**30}
+    if condition == "foretold":
+        judge = judges[path]
+        monkeypatch.setattr(Lookup, "propose", lambda *args: judge.foretell(*args))
     engine = load(path, ctx=NUM_CTX, **options)
     yield engine
     if condition not in ("roomy", "few places"):
@@ -156,12 +207,18 @@ def crowded(path: Path, condition: str, tmp_path: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("condition", CONDITIONS)
 @given(arrivals=arrivals)
 @example(arrivals=PRESSING)
+@example(arrivals=CONVERSATIONS)
 @settings(max_examples=50)
 def test_a_reply_is_the_one_computed_alone(
     judges: dict[Path, Judge], crowded: Engine, path: Path, arrivals: list[Arrival]
 ) -> None:
     engine = crowded
-    wanted = [replace(arrival.request, id=str(i)) for i, arrival in enumerate(arrivals)]
+    wanted: list[Request] = []
+    for arrival in arrivals:
+        wanted.append(replace(arrival.request, id=str(len(wanted))))
+        if arrival.after is not None and arrival.after < len(wanted):
+            wanted[-1] = next_turn(judges[path], wanted[-1 - arrival.after], wanted[-1])
+    expected = {r.id: judges[path].replies(r) for r in wanted}
     due = [sum(arrival.gap for arrival in arrivals[: i + 1]) for i in range(len(arrivals))]
     found = {r.id: [Reply() for _ in range(r.n)] for r in wanted}
     live: dict[str, int] = {}  # unfinished choices
@@ -186,7 +243,7 @@ def test_a_reply_is_the_one_computed_alone(
     assert engine.is_idle
     assert engine.stats().blocks_used == 0
     for r, arrival in zip(wanted, arrivals, strict=True):
-        whole = judges[path].replies(r)
+        whole = expected[r.id]
         if arrival.lifetime is None:
             assert found[r.id] == whole
         else:

@@ -26,7 +26,7 @@ from samovar.engine.blocks import BLOCK_TOKENS
 
 logger = logging.getLogger("samovar")
 
-MAGIC = b"samovar kv 3\n"
+MAGIC = b"samovar kv 4\n"
 DIGEST_BYTES = 32
 NAME = re.compile(r"[0-9a-f]{64}")
 ABANDONED_S = 60  # a block is written in milliseconds; another process may be at it

@@ -44,6 +44,25 @@ class EngineStats:
     last_step_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A chunk after its step.
+
+    first_logit_row: the first of its rows among the logits of the step.
+    num_good: its rows before the first that met a value that is not finite; later ones may have
+        read what that one left.
+    """
+
+    chunk: Chunk
+    first_logit_row: int
+    num_good: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether a token of the sequence is bad; a bad draft is none, nor are those after it."""
+        return self.num_good < self.chunk.count - len(self.chunk.drafts)
+
+
 class Engine:
     """Runs one model.  All methods belong to one thread, except `check` and `stats`.
 
@@ -101,6 +120,11 @@ class Engine:
                     f"logit_bias names token {token}; this model has 0 to {vocab_size - 1}.",
                     param="logit_bias",
                 )
+        if max(request.logprobs or 0, request.prompt_logprobs or 0) > vocab_size:
+            raise RequestError(
+                f"logprobs asks for more than the {vocab_size} tokens of this model.",
+                param="logprobs",
+            )
         if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
             raise RequestError(
                 f"The prompt holds a token id outside of 0 to {vocab_size - 1}.", param=param
@@ -154,9 +178,10 @@ class Engine:
                 return None
             self._last_step_at = time.monotonic()
             return []  # blocks were read from disk, and there are more
-        bad_rows = set(self._runner.run(**step_arrays(chunks)).tolist())
-        self._scheduler.commit(chunks)
-        deltas = self._finish_step(chunks, bad_rows)
+        computed = self._compute(chunks)
+        # A failed chunk is as if it had not been computed: nobody shall find what it left behind.
+        self._scheduler.commit([each.chunk for each in computed if not each.failed])
+        deltas = self._finish_step(computed)
         self._steps += 1
         self._tokens_computed += sum(chunk.count for chunk in chunks)
         self._last_step_at = time.monotonic()
@@ -210,41 +235,51 @@ class Engine:
         """Asserts that no block is lost or shared; for idle moments and tests."""
         self._scheduler.check()
 
-    def _finish_step(self, chunks: list[Chunk], bad_rows: set[int]) -> list[tuple[str, Delta]]:
+    def _compute(self, chunks: list[Chunk]) -> list[Computed]:
+        """Runs the model on the chunks."""
+        bad_rows = self._runner.run(**step_arrays(chunks)).tolist()
+        computed = []
+        row = logit_row = 0
+        for chunk in chunks:
+            bad = [bad_row - row for bad_row in bad_rows if row <= bad_row < row + chunk.count]
+            computed.append(Computed(chunk, logit_row, min(bad, default=chunk.count)))
+            row += chunk.count
+            logit_row += chunk.num_logit_rows
+        return computed
+
+    def _finish_step(self, computed: list[Computed]) -> list[tuple[str, Delta]]:
         """Samples after every chunk that reached its end, and ends what has ended."""
         deltas: list[tuple[str, Delta]] = []
+        for each in computed:
+            request_id = each.chunk.seq.request.id
+            if each.failed and request_id in self._sequences:
+                deltas.append((request_id, each.chunk.seq.fail(NOT_FINITE)))
+                self.abort(request_id)
         draws: list[Draw] = []
-        num_rows = num_logit_rows = 0
-        for chunk in chunks:
-            seq = chunk.seq
-            rows = range(num_rows, num_rows + chunk.count)
-            num_rows += chunk.count
-            bad = [i for i, row in enumerate(rows) if row in bad_rows]
-            if bad and bad[0] < chunk.count - len(chunk.drafts):
-                deltas.append((seq.request.id, seq.fail(NOT_FINITE)))
-                self.abort(seq.request.id)
-            else:
-                if chunk.reads_logprobs:
-                    self._read_prompt_logprobs(chunk, num_logit_rows)
-                if chunk.reaches_end and seq.request.prompt_only:
-                    deltas.append((seq.request.id, seq.finish_prompt()))
-                    self._end(seq)
-                elif chunk.reaches_end:
-                    draws += self._draws(chunk, num_logit_rows + chunk.num_logit_rows - 1, bad)
-            num_logit_rows += chunk.num_logit_rows
-        draws = [draw for draw in draws if draw.seq.request.id in self._sequences]
+        for each in computed:
+            chunk, seq = each.chunk, each.chunk.seq
+            if seq.request.id not in self._sequences:
+                continue
+            if chunk.reads_logprobs:
+                self._read_prompt_logprobs(chunk, each.first_logit_row)
+            if chunk.reaches_end and seq.request.prompt_only:
+                deltas.append((seq.request.id, seq.finish_prompt()))
+                self._end(seq)
+            elif chunk.reaches_end:
+                draws += self._draws(each)
         if draws:
             drawn = self._sampler.sample(draws)
             for seq, own in groupby(drawn, key=lambda each: each.draw.seq):
                 deltas += self._accept(seq, list(own))
         return deltas
 
-    def _draws(self, chunk: Chunk, last_row: int, bad: list[int]) -> list[Draw]:
-        """The tokens to sample after a chunk whose last row of logits is `last_row`."""
-        first_row = last_row - len(chunk.drafts)
-        # A draft that leads to no finite number is none: its row and those after it are left out.
-        num_good = bad[0] - chunk.count + len(chunk.drafts) if bad else len(chunk.drafts)
-        draws = [Draw(chunk.seq, first_row + i, chunk.drafts[:i]) for i in range(num_good + 1)]
+    def _draws(self, computed: Computed) -> list[Draw]:
+        """The tokens to sample after a chunk that reached its end."""
+        chunk = computed.chunk
+        num_bad = chunk.count - computed.num_good
+        drafts = chunk.drafts[: len(chunk.drafts) - num_bad]
+        first_row = computed.first_logit_row + chunk.num_logit_rows - 1 - len(chunk.drafts)
+        draws = [Draw(chunk.seq, first_row + i, drafts[:i]) for i in range(len(drafts) + 1)]
         return draws + [Draw(other, first_row) for other in self._fork(chunk.seq)]
 
     def _read_prompt_logprobs(self, chunk: Chunk, first_row: int) -> None:
@@ -278,17 +313,14 @@ class Engine:
         for i, each in enumerate(drawn):
             delta = seq.append(each.token, each.logprob)
             deltas.append((seq.request.id, delta))
-            if delta.finish_reason:
-                self._end(seq)
-                break
-            if i == len(drafts) or each.token != drafts[i]:
+            if delta.finish_reason or i == len(drafts) or each.token != drafts[i]:
                 break
             accepted += 1
-            seq.computed += 1
         seq.num_accepted += accepted
         seq.num_rejected += len(drafts) - accepted
-        if accepted and not deltas[-1][1].finish_reason:
-            self._scheduler.keep(seq)
+        self._scheduler.accept(seq, accepted)
+        if deltas[-1][1].finish_reason:
+            self._end(seq)
         return deltas
 
     def _end(self, seq: Sequence) -> None:

@@ -12,6 +12,7 @@ from samovar.engine.disk import CachedBlock, DiskTier
 class Node:
     """One block of a cached prefix; the path from the root is the exact tokens before it.
 
+    tokens: those whose KV the block holds, from its first slot on; BLOCK_TOKENS at most.
     holders: running sequences whose prefix goes through here.  A sequence holds the whole path,
     so a node without holders has no held descendant.
     """
@@ -88,7 +89,7 @@ class PrefixTree:
         return loaded
 
     def best_partial(self, node: Node, tokens: Sequence[int]) -> tuple[Node | None, int]:
-        """The child that begins with most of `tokens`, and how many of them."""
+        """The child that begins with most of `tokens`, and how many: no more than a block has."""
         best, best_count = None, 0
         for child in node.children.values():
             count = 0
@@ -115,7 +116,10 @@ class PrefixTree:
                 self._idle[node] = None
 
     def insert(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
-        """The node of a computed block, held once more; takes `block` back if it is known."""
+        """The node of a block in which `tokens` are computed, held once more.
+
+        Takes `block` back if the node is known.
+        """
         known = parent.children.get(tokens)
         if known is None:
             known = self._add(parent, tokens, block)
@@ -161,6 +165,7 @@ class PrefixTree:
         assert all(node.holders >= sum(c.holders for c in node.children.values()) for node in nodes)
 
     def _add(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
+        assert 0 < len(tokens) <= BLOCK_TOKENS, "a block cannot hold the KV of these tokens"
         key = b"" if self._disk is None else self._disk.child(parent.key, tokens)
         node = parent.children[tokens] = Node(parent, tokens, block, key)
         self.num_nodes += 1

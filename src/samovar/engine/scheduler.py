@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from samovar.engine.blocks import BLOCK_TOKENS, blocks_for
@@ -21,6 +21,8 @@ class Chunk:
 
     drafts: guesses at the tokens after the sequence's last one, computed along with it.
     reads_logprobs: whether the logits of all its positions are wanted.
+    is_reply: whether it is the one pending token of its sequence, and guesses at most; a part of a
+        prompt may be one token as well.
     """
 
     seq: Sequence
@@ -28,6 +30,7 @@ class Chunk:
     count: int
     drafts: tuple[int, ...] = ()
     reads_logprobs: bool = False
+    is_reply: bool = False
 
     @property
     def reaches_end(self) -> bool:
@@ -40,21 +43,36 @@ class Chunk:
             return self.count
         return 1 + len(self.drafts) if self.reaches_end else 0
 
-    @property
-    def is_reply(self) -> bool:
-        """Whether it computes one token, and guesses at most, of a sequence that decodes."""
-        return self.count == 1 + len(self.drafts)
+
+def split(total: int, wants: Mapping[int, int]) -> dict[int, int]:
+    """What each of `wants`, oldest first, gets of `total`, which is at least one.
+
+    Half of it, rounded up, is kept for the oldest.  The others get equal parts of the rest, at
+    least one each as far as it goes; what nobody has taken goes to the oldest first.
+    """
+    fair = max(1, total // (2 * max(1, len(wants))))
+    parts: dict[int, int] = {}
+    for key, want in wants.items():
+        parts[key] = min(want, fair if parts else total - total // 2, total)
+        total -= parts[key]
+    for key, want in wants.items():
+        extra = min(want - parts[key], total)
+        parts[key] += extra
+        total -= extra
+    return parts
 
 
 class Scheduler:
     """Continuous batching over one tree of cached prefixes.  Engine thread only.
 
-    Every running sequence with one pending token takes part in every step; a budget of prompt
-    tokens, at least one, is shared by the prompts that are still being read: each gets a fair
-    part, what is left goes to the oldest.  Of several prompts that go on with the same block of
-    tokens only the oldest computes it; the others find it in the tree afterwards.  Blocks that are
-    on disk are read by running sequences, so room for them is had before; a step spends little more
-    than `max_read_s` on that, and who has more to read computes nothing yet.
+    Every running sequence with one pending token takes part in every step.  A budget of prompt
+    tokens is split among the prompts that are still being read, and so are rows of logits among
+    those whose logits are wanted: the oldest gets half or all it needs, the others equal parts.  Of
+    several prompts that go on with the same block of tokens only the oldest computes it; the others
+    find it in the tree afterwards.  A step with fewer tokens than prompts leaves the youngest out;
+    the oldest is never left out, and since each is the oldest at some time, all are read.  Blocks
+    that are on disk are read by running sequences, so room for them is had before; a step spends
+    little more than `max_read_s` on that, and who has more to read computes nothing yet.
 
     When a reply needs a block and none can be had, the youngest running sequence gives its blocks
     back and waits; its tokens stay, and since a result does not depend on how a prompt is cut, its
@@ -109,7 +127,8 @@ class Scheduler:
         """Takes a sequence out for good, wherever it is; what it computed stays in the tree."""
         if seq in self._running:
             self._running.remove(seq)
-            self._keep_partial_block(seq)
+            if seq.computed > len(seq.path) * BLOCK_TOKENS:
+                self._keep_block(seq)
             self._release(seq)
         else:
             self._waiting.remove(seq)
@@ -127,8 +146,13 @@ class Scheduler:
     def commit(self, chunks: list[Chunk]) -> None:
         """Notes that the chunks were computed; completed blocks enter the tree."""
         for chunk in chunks:
-            chunk.seq.computed = chunk.start + chunk.count - len(chunk.drafts)
-            self.keep(chunk.seq)
+            self.accept(chunk.seq, chunk.count - len(chunk.drafts))
+
+    def accept(self, seq: Sequence, count: int) -> None:
+        """Notes `count` more tokens as computed; the blocks they complete enter the tree."""
+        seq.computed += count
+        while len(seq.path) < seq.computed // BLOCK_TOKENS:
+            self._keep_block(seq)
 
     def check(self) -> None:
         """Asserts that every block is free, private to one sequence, or in the tree."""
@@ -188,8 +212,7 @@ class Scheduler:
             seq.blocks = self.tree.take(need)  # the first will be read as a whole
         else:
             self._copy_partial_block(seq, node, need)
-        if seq.cached is None:
-            seq.cached = seq.computed
+        seq.note_place()
         return True
 
     def _copy_partial_block(self, seq: Sequence, node: Node, need: int) -> None:
@@ -237,11 +260,7 @@ class Scheduler:
                     break
                 del seq.blocks[0]
             seq.path.append(child)
-            gained = len(seq.path) * BLOCK_TOKENS - seq.computed
-            seq.computed += gained
-            if not seq.num_reply:
-                # What it finds again after it gave way was counted before.
-                seq.cached = min((seq.cached or 0) + gained, seq.num_reusable)
+            seq.note_adopted(len(seq.path) * BLOCK_TOKENS - seq.computed)
         return True
 
     def _is_on_disk(self, seq: Sequence) -> bool:
@@ -259,18 +278,11 @@ class Scheduler:
         self.read_s += time.monotonic() - started
         return node
 
-    def keep(self, seq: Sequence) -> None:
-        """Puts the blocks that a sequence has completed into the tree."""
-        while len(seq.path) < seq.computed // BLOCK_TOKENS:
-            start = len(seq.path) * BLOCK_TOKENS
-            tokens = tuple(seq.tokens[start : start + BLOCK_TOKENS])
-            seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
-
-    def _keep_partial_block(self, seq: Sequence) -> None:
+    def _keep_block(self, seq: Sequence) -> None:
+        """Puts the first block that is not in the tree there, with the tokens computed in it."""
         start = len(seq.path) * BLOCK_TOKENS
-        if seq.computed > start:
-            tokens = tuple(seq.tokens[start : seq.computed])
-            seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
+        tokens = tuple(seq.tokens[start : min(seq.computed, start + BLOCK_TOKENS)])
+        seq.path.append(self.tree.insert(self._tip(seq), tokens, seq.blocks.pop(0)))
 
     def _root(self, seq: Sequence) -> Node:
         return self.tree.root(seq.request.owner)
@@ -294,33 +306,33 @@ class Scheduler:
                 continue  # an older one computes this very block; it will be in the tree
             claims.add(claim)
             prompts.append(seq)
-        fair = budget // (2 * len(prompts)) if prompts else 0
-        logit_budget = PROMPT_LOGIT_ROWS
-        for seq in prompts:
-            counts[id(seq)] = min(seq.pending, fair)
-            if seq.reads_prompt_logprobs:
-                counts[id(seq)] = min(seq.pending, max(1, fair), logit_budget)
-                logit_budget -= counts[id(seq)]
-            budget -= counts[id(seq)]
-        for seq in prompts:
-            if seq.reads_prompt_logprobs:
-                continue
-            extra = max(0, min(seq.pending - counts[id(seq)], budget))
-            counts[id(seq)] += extra
-            budget -= extra
+        counts |= self._share_prompts(prompts, budget)
         drafts_of = self._draft()
         chunks = []
         for seq in self._running:
             drafts = drafts_of.get(id(seq), ())
             if count := counts.get(id(seq)):
-                reads_logprobs = seq.reads_prompt_logprobs
-                count += len(drafts)
-                chunks.append(Chunk(seq, seq.computed, count, drafts, reads_logprobs))
+                chunks.append(
+                    Chunk(
+                        seq,
+                        seq.computed,
+                        count + len(drafts),
+                        drafts,
+                        reads_logprobs=seq.reads_prompt_logprobs,
+                        is_reply=seq.pending == 1,
+                    )
+                )
         return chunks
+
+    def _share_prompts(self, prompts: list[Sequence], budget: int) -> dict[int, int]:
+        """The tokens of each prompt's chunk, which may be none."""
+        wants = {id(seq): seq.pending for seq in prompts}
+        scored = {id(seq): seq.pending for seq in prompts if seq.reads_prompt_logprobs}
+        return split(budget, wants | split(PROMPT_LOGIT_ROWS, scored))
 
     def _draft(self) -> dict[int, tuple[int, ...]]:
         """Guesses for replies, with blocks for them if they can be had without a sacrifice."""
-        replies = [seq for seq in self._running if seq.pending == 1]
+        replies = [s for s in self._running if s.pending == 1 and not s.request.prompt_only]
         if not self.speculation.may_draft(len(replies)):
             return {}
         found = {}

@@ -46,7 +46,7 @@ class Sequence:
         self.path: list[Node] = []
         self.blocks: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.cached: int | None = None  # prompt tokens found in the cache when it first ran
+        self.cached: int | None = None  # prompt tokens that were found in the cache
         self.num_prompt = len(request.prompt)
         room = num_ctx - self.num_prompt
         self._max_reply = min(request.max_tokens or room, room)
@@ -102,6 +102,25 @@ class Sequence:
         """Counts time and cached tokens from where the first choice of the request did."""
         self._submitted_at, self._started_at = lead._submitted_at, lead._started_at
         self.cached = lead.cached
+
+    def note_place(self) -> None:
+        """Counts what was found in the cache by a sequence that was just given its blocks."""
+        if self.cached is None:
+            self.cached = self.computed
+        elif self._counts_cached:
+            # What it has computed itself before it gave way is not counted, even if it is found.
+            self.cached = min(self.cached, self.computed)
+
+    def note_adopted(self, count: int) -> None:
+        """Counts tokens that another sequence has computed meanwhile."""
+        self.computed += count
+        if self._counts_cached:
+            self.cached = (self.cached or 0) + count
+
+    @property
+    def _counts_cached(self) -> bool:
+        """Not once there is a reply, when it is told; further choices repeat what the first has."""
+        return not self.num_reply and not self.choice
 
     def append(self, token: int, logprob: TokenLogprob | None = None) -> Delta:
         """Adds a sampled token; the one place where text is made and the end is decided."""
