@@ -101,7 +101,7 @@ SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uin
   const uint8_t* p = w;
   int64_t begin = 0, end = bytes;
   if (tile.end - tile.begin == T::kWhole) {
-    constexpr int64_t distance = T::panels > 1 ? 2048 : 1024;
+    constexpr int64_t distance = T::panels > 1 ? 2048 : 4096;
     constexpr int ahead = static_cast<int>((distance + bytes - 1) / bytes);
     p += ahead * bytes;
     if (c + ahead >= num_chunks) {
