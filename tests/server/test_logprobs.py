@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +44,9 @@ def test_tokens_are_told_with_their_text(
     for token in tokens:
         delta = seq.append(token, TokenLogprob(token, -1.0))
         text += delta.text
-        for each in reader.push(delta):
+        slices = reader.push(delta)
+        assert "".join(each.text for each in slices) == delta.text
+        for each in chain.from_iterable(tokens for _, tokens in slices):
             assert len(decode_available(data)[0]) + offset <= each.offset
             told.append(each)
             data += each.data
@@ -72,7 +76,7 @@ def test_how_tokens_are_spelled(token: int, chat: str, text: str) -> None:
     request = Request(id="r", prompt=(5,), sampling=SamplingParams(), max_tokens=1)
     seq = Sequence(request, tokenizer, 100)
     logprob = TokenLogprob(token, float("-inf"), ((token, -0.5), (66, -0.25)))
-    tokens = ReplyTokens(tokenizer, frozenset()).push(seq.append(token, logprob))
+    ((_, tokens),) = ReplyTokens(tokenizer, frozenset()).push(seq.append(token, logprob))
     data = list(tokenizer.token_bytes(token))
     assert chat_logprobs(tokens, tokenizer) == {
         "content": [

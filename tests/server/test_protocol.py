@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import select
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, BinaryIO
+from unittest.mock import MagicMock
 
+import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from samovar.server.protocol import Protocol
 
-from .conftest import FindLine, Running, running, settings_for
+from .conftest import PATIENCE_S, FindLine, Running, running, settings_for
 
 HOST = b"Host: localhost\r\n"
 
@@ -163,3 +172,110 @@ def test_silence_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_refused(exchange(impatient, b"POST /v1/comp"), 408)
         with impatient.connect() as sock:
             assert sock.recv(1) == b""  # nothing was asked, so nothing is answered
+
+
+SMALL_BUFFER = 4096
+SCORE = {"max_tokens": 0, "echo": True, "logprobs": 20}
+IN_ONE_WRITE = {**SCORE, "prompt": [65] * 80}  # 50 KB
+IN_SEVERAL = {**SCORE, "prompt": [65] * 500}
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A server that waits 0.2 s for a client to read, and a system that takes little from it."""
+    monkeypatch.setattr(Protocol, "send_timeout_s", 0.2)
+    real = Protocol.connection_made
+
+    def made(self: Protocol, transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+        real(self, transport)
+
+    monkeypatch.setattr(Protocol, "connection_made", made)
+    with running(settings_for()) as started:
+        yield started
+
+
+@contextmanager
+def small_window(server: Running) -> Iterator[socket.socket]:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        sock.settimeout(PATIENCE_S)
+        sock.connect(server.address)
+        yield sock
+
+
+def is_reset(sock: socket.socket) -> bool:
+    """Waits for the connection to end while nothing is read."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(PATIENCE_S * 1000))
+
+
+@pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize(
+    "body", [IN_ONE_WRITE, IN_SEVERAL, {**IN_ONE_WRITE, "stream": True}, {**IN_SEVERAL, "n": 20}]
+)
+def test_a_client_that_reads_nothing_is_left(
+    unhurried: Running, body: dict[str, Any], headers: bytes
+) -> None:
+    with small_window(unhurried) as sock:
+        sock.sendall(post(json.dumps(body).encode(), headers))
+        assert is_reset(sock)
+    served = unhurried.host.served
+    assert served is not None
+    assert httpx.get(f"{unhurried.url}/health", timeout=PATIENCE_S).status_code == 200
+    assert served.engine.num_streams == 0
+
+
+def test_a_client_that_never_reads_its_many_replies_is_left(unhurried: Running) -> None:
+    with small_window(unhurried) as sock:
+        with suppress(ConnectionError):
+            sock.sendall(HEALTH * 2000)
+        assert is_reset(sock)
+
+
+def test_the_work_for_a_client_that_reads_nothing_ends(
+    unhurried: Running, request_log: FindLine
+) -> None:
+    with small_window(unhurried) as sock:
+        sock.sendall(post(json.dumps({**IN_SEVERAL, "max_tokens": 1500, "stream": True}).encode()))
+        line = request_log(lambda line: line.path == "/v1/completions")
+    assert line.status == 499
+    assert line.reply_tokens is not None
+    assert line.reply_tokens < 1500
+
+
+class _Clock:
+    """An event loop whose time a test decides."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Any:
+        self.due.append(call)
+        return SimpleNamespace(cancel=lambda: self.due.remove(call))
+
+
+def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
+    clock = _Clock()
+    transport = MagicMock(asyncio.Transport)
+    config = uvicorn.Config(lambda *_: None, log_config=None)  # type: ignore[arg-type]
+    protocol = Protocol(config, ServerState(), {}, _loop=clock)
+    protocol.connection_made(transport)
+    clock.due.clear()  # nothing has been received, which is another matter
+    for unsent in (9000, 8999, 100, 99):
+        transport.get_write_buffer_size.return_value = unsent
+        if not clock.due:
+            protocol.pause_writing()
+        else:
+            clock.due.pop()()
+    transport.abort.assert_not_called()
+    protocol.resume_writing()
+    assert not clock.due
+    protocol.pause_writing()
+    clock.due.pop()()
+    transport.abort.assert_called_once()

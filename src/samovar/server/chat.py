@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from samovar.errors import TemplateError
 from samovar.server.choices import EncodedPrompt, Pieces, Plan
 from samovar.server.exchange import Exchange
-from samovar.server.generation import Chunk, Head, Shape, attended, complete
+from samovar.server.generation import Head, Shape, attended, complete
 from samovar.server.logprobs import TextToken, chat_logprobs
 from samovar.server.schema import parse_chat
 from samovar.server.usage import Tally
+from samovar.server.whole import Chunk, collect
 
 KEPT_ROLES = frozenset({"system", "developer", "user"})
 
@@ -88,36 +89,22 @@ async def _chunks(head: Head, pieces: Pieces, tally: Tally | None) -> AsyncGener
 
 
 async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
-    texts: dict[int, list[str]] = {}
-    logprobs: dict[int, Chunk] = {}
-    finish_reasons: dict[int, str] = {}
-    last: Chunk = {}
-    async with aclosing(chunks):
-        async for last in chunks:
-            for choice in last["choices"]:
-                index = choice["index"]
-                texts.setdefault(index, []).append(choice["delta"].get("content", ""))
-                if (told := choice["logprobs"]) is not None:
-                    logprobs.setdefault(index, told)
-                    if logprobs[index] is not told:
-                        logprobs[index]["content"] += told["content"]
-                if choice["finish_reason"] is not None:
-                    finish_reasons[index] = choice["finish_reason"]
-    choices: list[Chunk] = [
+    last, choices = await collect(chunks, lambda choice: choice["delta"].get("content", ""))
+    shown: Iterator[Chunk] = (
         {
             "index": index,
             "message": {
                 "role": "assistant",
-                "content": "".join(texts[index]),
+                "content": choice.text,
                 "refusal": None,
                 "annotations": [],
             },
-            "logprobs": logprobs.get(index),
-            "finish_reason": finish_reasons[index],
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
         }
-        for index in sorted(texts)
-    ]
-    return {**last, "object": "chat.completion", "choices": choices}
+        for index, choice in choices.items()
+    )
+    return {**last, "object": "chat.completion", "choices": shown}
 
 
 CHAT = Shape(prefix="chatcmpl", chunks=_chunks, fold=_fold)

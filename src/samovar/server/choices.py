@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from samovar.engine.request import Delta, TokenLogprob
 from samovar.server.errors import GenerationFailed
-from samovar.server.logprobs import ReplyTokens, TextToken, prompt_tokens
+from samovar.server.logprobs import MAX_TOLD, ReplyTokens, TextToken, Told, prompt_tokens
 from samovar.server.record import RequestRecord
 from samovar.text.tokenizer import Tokenizer
 
@@ -69,34 +69,47 @@ async def pieces(
     tokenizer: Tokenizer,
     end_ids: frozenset[int],
 ) -> Pieces:
-    """The deltas of all prompts as pieces of choices; closing it closes `deltas`."""
+    """The deltas of all prompts as pieces of choices; closing it closes `deltas`.
+
+    Each piece is a bounded amount of work for whoever turns it into JSON, and the event loop has
+    its turn before there is much more: also between many that come at once, as those of a prompt.
+    """
     if plan.prompt_only:
         deltas = _copied(deltas, plan.num_choices)
     elif plan.ranks:
         deltas = _best(deltas, plan.num_choices, plan.num_candidates)
     readers: dict[int, ReplyTokens] = {}
-    echoes: dict[int, Sequence[TextToken]] = {}  # made of the first delta of each prompt
+    echoes: dict[int, Sequence[Told]] = {}  # made of the first delta of each prompt
+    since_turn = 0  # pieces, and tokens told
     async with aclosing(deltas):
         async for number, delta in deltas:
             index = number * plan.num_choices + delta.choice
             prompt = prompts[number]
+            gained: list[Piece] = []
             if index not in readers:
                 offset = len(prompt.text) if plan.echo else 0
                 readers[index] = ReplyTokens(tokenizer, end_ids, offset)
                 if plan.echo:
                     if number not in echoes:
-                        echoes[number] = _echo(plan, prompt, delta.prompt_logprobs, tokenizer)
-                    yield Piece(index, prompt.text, echoes[number])
-            tokens = () if plan.num_top is None else readers[index].push(delta)
-            yield Piece(index, delta.text, tokens, delta.finish_reason)
+                        echoes[number] = await _echo(plan, prompt, delta.prompt_logprobs, tokenizer)
+                    gained += [Piece(index, *told) for told in echoes[number]]
+            told = [Told(delta.text, ())] if plan.num_top is None else readers[index].push(delta)
+            gained += [Piece(index, *each) for each in told]
+            gained[-1] = replace(gained[-1], finish_reason=delta.finish_reason)
+            for piece in gained:
+                yield piece
+                since_turn += 1 + len(piece.tokens)
+                if since_turn > MAX_TOLD:
+                    since_turn = 0
+                    await asyncio.sleep(0)
 
 
-def _echo(
+async def _echo(
     plan: Plan, prompt: EncodedPrompt, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer
-) -> Sequence[TextToken]:
+) -> Sequence[Told]:
     if plan.num_top is None:
-        return ()
-    return prompt_tokens(prompt.ids, logprobs, prompt.text, tokenizer)
+        return [Told(prompt.text, ())]
+    return await asyncio.to_thread(prompt_tokens, prompt.ids, logprobs, prompt.text, tokenizer)
 
 
 async def _copied(deltas: Deltas, num_choices: int) -> Deltas:
@@ -107,28 +120,44 @@ async def _copied(deltas: Deltas, num_choices: int) -> Deltas:
                 yield number, replace(delta, choice=choice)
 
 
+@dataclass(slots=True)
+class _Candidate:
+    """A reply that may be dropped, and what its tokens' log probabilities sum up to."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    total: float = 0.0
+    num_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self.total += sum(each.logprob for each in delta.logprobs)
+        self.num_tokens += len(delta.logprobs)
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.total / self.num_tokens
+
+
 async def _best(deltas: Deltas, num_choices: int, num_candidates: int) -> Deltas:
     """The best candidates of each prompt, best first, once all of them have ended."""
-    candidates: dict[int, list[list[Delta]]] = {}
+    candidates: dict[int, list[_Candidate]] = {}
     num_ended: dict[int, int] = {}
     async with aclosing(deltas):
         async for number, delta in deltas:
-            replies = candidates.setdefault(number, [[] for _ in range(num_candidates)])
-            replies[delta.choice].append(delta)
+            if number not in candidates:
+                candidates[number] = [_Candidate() for _ in range(num_candidates)]
+            replies = candidates[number]
+            replies[delta.choice].add(delta)
             num_ended[number] = num_ended.get(number, 0) + (delta.finish_reason is not None)
             if num_ended[number] < num_candidates:
                 continue
-            scored = replies[0][0].prompt_logprobs
-            ranked = sorted(replies, key=_mean_logprob, reverse=True)  # the earlier one at a tie
+            scored = replies[0].deltas[0].prompt_logprobs
+            # The earlier one at a tie.
+            ranked = sorted(replies, key=lambda reply: reply.mean_logprob, reverse=True)
             for choice, reply in enumerate(ranked[:num_choices]):
-                for each in reply:
+                for each in reply.deltas:
                     yield number, replace(each, choice=choice, prompt_logprobs=scored)
             del candidates[number]
-
-
-def _mean_logprob(reply: list[Delta]) -> float:
-    logprobs = [each.logprob for delta in reply for each in delta.logprobs]
-    return sum(logprobs) / len(logprobs)
 
 
 async def merge(streams: Sequence[AsyncGenerator[Delta, None]], record: RequestRecord) -> Deltas:

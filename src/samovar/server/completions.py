@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from samovar.errors import RequestError
 from samovar.server.choices import EncodedPrompt, Pieces, Plan
 from samovar.server.exchange import Exchange
-from samovar.server.generation import Chunk, Head, Shape, attended, complete
+from samovar.server.generation import Head, Shape, attended, complete
+from samovar.server.limits import MAX_ECHO_LOGPROBS
 from samovar.server.logprobs import TextToken, text_logprobs
-from samovar.server.schema import parse_text
+from samovar.server.schema import TextFields, parse_text
 from samovar.server.usage import Tally
 from samovar.server.values import Prompt
+from samovar.server.whole import Chunk, collect
 from samovar.text.tokenizer import Tokenizer
 
 
@@ -26,6 +27,7 @@ async def completions(exchange: Exchange) -> None:
             model.refuse_hopeless([prompt], param="prompt")
     encoding = exchange.host.in_thread(encode_prompts, fields.prompt, model.engine.engine.tokenizer)
     prompts = await attended(encoding, exchange)
+    _refuse_too_much(fields, prompts)
     plan = Plan(
         fields.n,
         fields.num_candidates,
@@ -60,6 +62,21 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[Enco
         text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
         encoded.append(EncodedPrompt(ids, text))
     return encoded
+
+
+def _refuse_too_much(fields: TextFields, prompts: Sequence[EncodedPrompt]) -> None:
+    """Raises RequestError for an echo of more log probabilities than one reply may hold."""
+    if not fields.echo or fields.num_top is None:
+        return
+    num_tokens = sum(len(prompt.ids) for prompt in prompts)
+    num_logprobs = num_tokens * fields.n * (1 + fields.num_top)
+    if num_logprobs > MAX_ECHO_LOGPROBS:
+        raise RequestError(
+            f"The echo would tell {num_logprobs} log probabilities ({num_tokens} tokens, each "
+            f"{fields.n} times with its own and {fields.num_top} more); one reply holds up to "
+            f"{MAX_ECHO_LOGPROBS}.",
+            param="logprobs",
+        )
 
 
 async def _chunks(head: Head, pieces: Pieces, tally: Tally | None) -> AsyncGenerator[Chunk, None]:
@@ -97,31 +114,17 @@ async def _chunks(head: Head, pieces: Pieces, tally: Tally | None) -> AsyncGener
 
 
 async def _fold(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
-    texts: dict[int, list[str]] = {}
-    logprobs: dict[int, dict[str, list[Any]]] = {}
-    finish_reasons: dict[int, str] = {}
-    last: Chunk = {}
-    async with aclosing(chunks):
-        async for last in chunks:
-            for choice in last["choices"]:
-                index = choice["index"]
-                texts.setdefault(index, []).append(choice["text"])
-                if (told := choice["logprobs"]) is not None:
-                    joined = logprobs.setdefault(index, {name: [] for name in told})
-                    for name, values in told.items():
-                        joined[name] += values
-                if choice["finish_reason"] is not None:
-                    finish_reasons[index] = choice["finish_reason"]
-    choices = [
+    last, choices = await collect(chunks, lambda choice: str(choice["text"]))
+    shown: Iterator[Chunk] = (
         {
             "index": index,
-            "text": "".join(texts[index]),
-            "logprobs": logprobs.get(index),
-            "finish_reason": finish_reasons[index],
+            "text": choice.text,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
         }
-        for index in sorted(texts)
-    ]
-    return {**last, "choices": choices}
+        for index, choice in choices.items()
+    )
+    return {**last, "choices": shown}
 
 
 TEXT = Shape(prefix="cmpl", chunks=_chunks, fold=_fold)

@@ -21,7 +21,6 @@ from samovar.engine.request import Request
 from samovar.server.choices import EncodedPrompt, Pieces, Plan, merge, pieces
 from samovar.server.errors import (
     ClientGone,
-    JsonResponse,
     error_body,
     public_error,
     shutting_down,
@@ -31,10 +30,10 @@ from samovar.server.host import ServedModel
 from samovar.server.schema import GenerationFields
 from samovar.server.sse import EventStream
 from samovar.server.usage import Tally
+from samovar.server.whole import Chunk, encode_whole, send_whole
 from samovar.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
-Chunk = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Shape:
     """How one endpoint writes a reply.
 
     prefix: of its ids.  chunks(head, pieces, tally): the reply in pieces; the last one holds the
-    usage if there is a tally.  fold(chunks): the whole reply.
+    usage if there is a tally.  fold(chunks): the whole reply, to be encoded by `encode_whole`.
     """
 
     prefix: str
@@ -119,8 +118,14 @@ async def complete(
             tally = record.tally if fields.include_usage else None
             await _send_stream(exchange, shape.chunks(head, gained, tally), headers)
         else:
-            whole = await attended(shape.fold(shape.chunks(head, gained, record.tally)), exchange)
-            await exchange.reply(JsonResponse(whole, headers=headers))
+            blocks = await attended(
+                _encoded(shape, shape.chunks(head, gained, record.tally)), exchange
+            )
+            await attended(send_whole(exchange.send, blocks, headers), exchange)
+
+
+async def _encoded(shape: Shape, chunks: AsyncGenerator[Chunk, None]) -> list[bytes]:
+    return await encode_whole(await shape.fold(chunks))
 
 
 async def _send_stream(

@@ -12,6 +12,8 @@ from samovar.server.errors import ClientGone, HttpError
 MAX_BODY_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 16 * 2**10
 RECEIVE_TIMEOUT_S = 60.0
+SEND_TIMEOUT_S = 60.0  # within which a client must take something of what waits for it
+MAX_ECHO_LOGPROBS = 2**20  # about 40 MB of a reply's JSON
 KEEP_ALIVE_S = 75  # idle connections between two requests; longer than clients' pools keep theirs
 
 _SANE_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")

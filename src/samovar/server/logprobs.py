@@ -7,15 +7,18 @@ the last of its text, and where a stop string cuts the text it cuts the tokens.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from samovar.engine.request import Delta, TokenLogprob
 from samovar.text.tokenizer import Tokenizer
 from samovar.text.utf8 import decode_replacing
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
+# Tokens told at once. With 20 alternatives each, to spell and to encode that many takes about 3 ms,
+# and everybody else waits.
+MAX_TOLD = 64
 TEXT_LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -33,6 +36,13 @@ class TextToken:
     logprob: TokenLogprob | None
 
 
+class Told(NamedTuple):
+    """Text of a choice, and the tokens whose text is complete with it: MAX_TOLD of them at most."""
+
+    text: str
+    tokens: Sequence[TextToken]
+
+
 class _Alignment:
     """Tokens on one side, their text on the other: a token is done when all of its text has come.
 
@@ -41,7 +51,9 @@ class _Alignment:
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
-        self._data = b""  # of the tokens that wait, from the first byte whose text has not come
+        self._data = (
+            bytearray()
+        )  # of the tokens that wait, from the first byte whose text has not come
         self._waiting: deque[tuple[int, bytes, TokenLogprob | None]] = deque()
         self._begun = 0  # bytes of the first waiting token whose text has come
         self._begun_at = offset  # characters before that token
@@ -51,11 +63,14 @@ class _Alignment:
         self._waiting.append((token, data, logprob))
         self._data += data
 
-    def take(self, text: str) -> list[TextToken]:
-        """The tokens that this text completes, tokens without any text among them."""
+    def take(self, text: str) -> Iterator[Told]:
+        """The text in slices, and with each the tokens that it completes.
+
+        Tokens without any text are among them.  There is one slice at least.
+        """
         done = self._empty_ones()
-        at = 0
-        for character in text:
+        begin = at = 0
+        for end, character in enumerate(text, 1):
             data = character.encode("utf-8", "surrogatepass")
             # Otherwise it is U+FFFD for a byte that belongs to no character.
             count = len(data) if self._data.startswith(data, at) else 1
@@ -69,20 +84,24 @@ class _Alignment:
                     done.append(self._pop())
             self._offset += 1
             done += self._empty_ones()
-        self._data = self._data[at:]
-        return done
+            if len(done) >= MAX_TOLD:
+                yield from _slices(text[begin:end], done)
+                begin, done = end, []
+        del self._data[:at]
+        yield from _slices(text[begin:], done)
 
-    def cut(self) -> list[TextToken]:
+    def cut(self) -> Iterator[Told]:
         """The token whose text ends in its middle, if there is one: what came of it."""
-        return [self._pop(self._begun)] if self._begun else []
+        if self._begun:
+            yield Told("", [self._pop(self._begun)])
 
-    def rest(self) -> list[TextToken]:
+    def rest(self) -> Iterator[Told]:
         """All tokens whose text has not come."""
         done = []
         while self._waiting:
             self._begun_at = self._begun_at if self._begun else self._offset
             done.append(self._pop())
-        return done
+        yield from _slices("", done)
 
     def _empty_ones(self) -> list[TextToken]:
         done = []
@@ -97,6 +116,12 @@ class _Alignment:
         return TextToken(token, data[:length], self._begun_at, logprob)
 
 
+def _slices(text: str, tokens: Sequence[TextToken]) -> Iterator[Told]:
+    yield Told(text, tokens[:MAX_TOLD])
+    for begin in range(MAX_TOLD, len(tokens), MAX_TOLD):
+        yield Told("", tokens[begin : begin + MAX_TOLD])
+
+
 class ReplyTokens:
     """Gives the tokens of one reply as soon as all of their text has been given.
 
@@ -108,19 +133,19 @@ class ReplyTokens:
         self._end_ids = end_ids
         self._alignment = _Alignment(offset)
 
-    def push(self, delta: Delta) -> list[TextToken]:
-        """The tokens that a delta's text completes.  An end token is none of the text's."""
+    def push(self, delta: Delta) -> list[Told]:
+        """A delta's text with the tokens that it completes.  An end token is none of the text's."""
         for logprob in delta.logprobs:
             if logprob.token not in self._end_ids:
                 self._alignment.add(logprob.token, self._token_bytes(logprob.token), logprob)
-        done = self._alignment.take(delta.text)
-        return done if delta.finish_reason is None else done + self._alignment.cut()
+        told = list(self._alignment.take(delta.text))
+        return told if delta.finish_reason is None else [*told, *self._alignment.cut()]
 
 
 def prompt_tokens(
     ids: Sequence[int], logprobs: Iterable[TokenLogprob], text: str, tokenizer: Tokenizer
-) -> list[TextToken]:
-    """The tokens of a prompt that is shown as `text`."""
+) -> list[Told]:
+    """A prompt that is shown as `text`, with its tokens."""
     shown = [tokenizer.token_bytes(token) for token in ids]
     if text == decode_replacing(b"".join(shown)):
         pass
@@ -132,7 +157,7 @@ def prompt_tokens(
     alignment = _Alignment()
     for token, data, logprob in zip(ids, shown, [None, *logprobs], strict=True):
         alignment.add(token, data, logprob)
-    return alignment.take(text) + alignment.rest()
+    return [*alignment.take(text), *alignment.rest()]
 
 
 def _as_written(ids: Sequence[int], text: bytes, tokenizer: Tokenizer) -> list[bytes]:

@@ -2,11 +2,14 @@
 
 It has no limit on headers (431), waits for ever for a request that does not come to its end
 (408), and answers what is no HTTP in plain text. Here all of these get the API's error shape.
+It also waits for ever for a client that does not read: such a connection is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from asyncio.events import TimerHandle
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from samovar.log import RequestLog, log_request
 from samovar.server.errors import HttpError, encode_json, error_body
-from samovar.server.limits import MAX_HEADER_BYTES, RECEIVE_TIMEOUT_S
+from samovar.server.limits import MAX_HEADER_BYTES, RECEIVE_TIMEOUT_S, SEND_TIMEOUT_S
 from samovar.server.record import SCOPE_KEY, new_request_id
 from samovar.server.sse import CUT_OFF
 
@@ -35,6 +38,7 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     receive_timeout_s = RECEIVE_TIMEOUT_S
+    send_timeout_s = SEND_TIMEOUT_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,15 +51,22 @@ class Protocol(HttpToolsProtocol):
         self._served: RequestResponseCycle | None = None
         self._heard_at = 0.0
         self._silence: TimerHandle | None = None
+        self._num_unsent = 0  # bytes, when last looked at
+        self._unread: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Writing counts as paused from the first byte that the system does not take: so every
+        # wait for a client begins with pause_writing, also one at the end of a reply.
+        transport.set_write_buffer_limits(high=0)
         self._heard_at = self.loop.time()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._silence is not None:
             self._silence.cancel()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
         # uvicorn tells only the last request, and this may be one that waited behind another.
         self.pipeline.clear()
@@ -145,6 +156,30 @@ class Protocol(HttpToolsProtocol):
         if self._header_bytes > MAX_HEADER_BYTES:
             self._too_large = True
             raise HeadersTooLarge
+
+    def pause_writing(self) -> None:
+        """Waits for the client to read, but not for ever."""
+        super().pause_writing()
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(self.send_timeout_s, self._check_unread)
+
+    def resume_writing(self) -> None:
+        """Goes on: all has been read, or is in the system's hands."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _check_unread(self) -> None:
+        num_unsent = self.transport.get_write_buffer_size()
+        if num_unsent == self._num_unsent:
+            # Closing would wait for the client to read the rest, and the system even after abort.
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+            return
+        self._num_unsent = num_unsent
+        self._unread = self.loop.call_later(self.send_timeout_s, self._check_unread)
 
     def _watch(self) -> None:
         if self._silence is None:

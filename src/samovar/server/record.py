@@ -22,6 +22,7 @@ from samovar.server.errors import (
     shutting_down,
 )
 from samovar.server.limits import sane_request_id
+from samovar.server.sse import cut_off
 from samovar.server.usage import Tally
 
 CLIENT_GONE = 499
@@ -119,6 +120,8 @@ class Recorded:
             # The server ends and had no other way to tell us, as while the model was loading.
             if not started:
                 await error_response(shutting_down())(scope, receive, send_recorded)
+            else:
+                cut_off(scope)
         except ClientGone:
             if record.status < 400:  # a refusal below us has said better what happened
                 record.status = CLIENT_GONE
@@ -126,6 +129,8 @@ class Recorded:
             record.failed(error)
             if not started:
                 await error_response(public_error(error))(scope, receive, send_recorded)
+            else:
+                cut_off(scope)
         finally:
             log_request(record.log_line())
 

@@ -22,6 +22,13 @@ HEADERS = {
 }
 
 
+def cut_off(scope: Scope) -> None:
+    """Ends the connection behind what has been sent of a reply, which nobody takes for whole."""
+    extension: Mapping[str, Callable[[], None]] = scope.get("extensions", {}).get(CUT_OFF, {})
+    if extension:
+        extension["close"]()
+
+
 class EventStream:
     """The writing side of one stream.  Entered, it sends the headers and a comment at once.
 
@@ -66,9 +73,7 @@ class EventStream:
         """
         await self._stop_pinging()
         await self.data(value)
-        extension: Mapping[str, Callable[[], None]] = scope.get("extensions", {}).get(CUT_OFF, {})
-        if extension:
-            extension["close"]()
+        cut_off(scope)
 
     async def send_all(self, chunks: AsyncGenerator[dict[str, Any], None]) -> None:
         """Sends every chunk as an event, and closes the generator."""
