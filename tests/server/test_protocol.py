@@ -122,6 +122,23 @@ def test_an_upgrade_header_costs_no_body(server: Running, size: int, chunked: bo
     assert first[1]["usage"]["completion_tokens"] == third[1]["usage"]["completion_tokens"] == 1
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(
+    "connection",
+    [b"Upgrade, close", b"close, Upgrade", b"keep-alive, close, Upgrade", b"Upgrade, keep-alive"],
+)
+def test_an_upgrade_header_changes_nothing_about_the_end(
+    server: Running, connection: bytes, version: bytes
+) -> None:
+    body = b'{"prompt": "Hello", "max_tokens": 1}'
+    request = post(body, b"Connection: " + connection + b"\r\nUpgrade: h2c\r\n")
+    with server.connect() as sock, sock.makefile("rb") as reply:
+        sock.sendall(request.replace(b"HTTP/1.1", b"HTTP/" + version))
+        assert read_reply(reply)[0] == 200
+        if b"close" in connection:
+            assert reply.read() == b""
+
+
 @pytest.mark.parametrize(("target", "status"), [(b"localhost:80", 400), (b"/", 405)])
 def test_a_connect_is_refused(server: Running, target: bytes, status: int) -> None:
     head = b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n"

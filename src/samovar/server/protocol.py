@@ -99,7 +99,13 @@ class Protocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stopped:
             rest = data[stopped.args[0] :]
-            return self._head_without_upgrade() + rest if self._upgrading else rest
+            if not self._upgrading:
+                return rest
+            head = self._head_without_upgrade()
+            # A new parser: behind a head that ends the connection the old one takes nothing more.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            return head + rest
         return b""
 
     def _head_without_upgrade(self) -> bytes:
