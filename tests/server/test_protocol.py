@@ -81,6 +81,18 @@ def test_http_1_0_needs_no_host(server: Running) -> None:
     assert exchange(server, b"GET /health HTTP/1.0\r\n\r\n")[0] == 200
 
 
+def test_http_1_0_gets_no_chunks(server: Running) -> None:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 3, "stream": True}).encode()
+    with server.connect() as sock, sock.makefile("rb") as reply:
+        sock.sendall(post(body, b"Connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, events = reply.read().partition(b"\r\n\r\n")
+    assert b" 200 " in head
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert events.startswith(b": ping\n\ndata: {")
+    assert events.endswith(b"}\n\ndata: [DONE]\n\n")
+
+
 def test_a_large_body_is_refused_and_the_connection_stays(server: Running) -> None:
     with server.connect() as sock, sock.makefile("rb") as reply:
         for framing in (b"Content-Length: 9000000", b"Transfer-Encoding: chunked"):
