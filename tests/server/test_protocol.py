@@ -81,6 +81,18 @@ def test_http_1_0_needs_no_host(server: Running) -> None:
     assert exchange(server, b"GET /health HTTP/1.0\r\n\r\n")[0] == 200
 
 
+def test_http_1_0_gets_no_chunks(server: Running) -> None:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 3, "stream": True}).encode()
+    with server.connect() as sock, sock.makefile("rb") as reply:
+        sock.sendall(post(body, b"Connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, events = reply.read().partition(b"\r\n\r\n")
+    assert b" 200 " in head
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert events.startswith(b": ping\n\ndata: {")
+    assert events.endswith(b"}\n\ndata: [DONE]\n\n")
+
+
 def test_a_large_body_is_refused_and_the_connection_stays(server: Running) -> None:
     with server.connect() as sock, sock.makefile("rb") as reply:
         for framing in (b"Content-Length: 9000000", b"Transfer-Encoding: chunked"):
@@ -120,6 +132,23 @@ def test_an_upgrade_header_costs_no_body(server: Running, size: int, chunked: bo
             first, health, third = [read_reply(reply) for _ in range(3)]
     assert (first[0], health[0], third[0]) == (200, 200, 200)
     assert first[1]["usage"]["completion_tokens"] == third[1]["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(
+    "connection",
+    [b"Upgrade, close", b"close, Upgrade", b"keep-alive, close, Upgrade", b"Upgrade, keep-alive"],
+)
+def test_an_upgrade_header_changes_nothing_about_the_end(
+    server: Running, connection: bytes, version: bytes
+) -> None:
+    body = b'{"prompt": "Hello", "max_tokens": 1}'
+    request = post(body, b"Connection: " + connection + b"\r\nUpgrade: h2c\r\n")
+    with server.connect() as sock, sock.makefile("rb") as reply:
+        sock.sendall(request.replace(b"HTTP/1.1", b"HTTP/" + version))
+        assert read_reply(reply)[0] == 200
+        if b"close" in connection:
+            assert reply.read() == b""
 
 
 @pytest.mark.parametrize(("target", "status"), [(b"localhost:80", 400), (b"/", 405)])

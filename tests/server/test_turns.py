@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from samovar.config import Settings
 from samovar.server import chat, completions, sse, whole
 from samovar.server.logprobs import MAX_TOLD
 from samovar.server.whole import BLOCK_BYTES
+from samovar.text.tokenizer import Tokenizer
 
 from .conftest import Api, settings_for
 
@@ -192,3 +195,40 @@ def test_an_echo_of_too_many_log_probabilities_is_refused(
     assert long_api.post(TEXT, {**SCORE, **body, "stream": True}).status_code == 400
     fewer = {**SCORE, **body, "prompt": [A], "max_tokens": 0}
     assert long_api.post(TEXT, fewer).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (TEXT, {"prompt": "a", "max_tokens": 1, "user": [[1]] * 200_000}, 200),
+        (TEXT, {"prompt": "a", "user": [[1]] * 200_000 + ["\0"]}, 400),
+        (CHAT, {"messages": [{"role": "user", "content": ""}] * 20_000}, 400),
+    ],
+)
+def test_a_body_of_many_arrays_is_not_searched_for_garbage(
+    long_api: Api, path: str, body: dict[str, Any], status: int
+) -> None:
+    """Each search would stop everybody, for the longer the more of the body there is."""
+    in_parser: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if threading.current_thread().name.startswith("samovar-prompt"):
+            in_parser.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        assert long_api.post(path, body).status_code == status
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
+    assert len(in_parser) <= 20
+
+
+def test_ids_that_cannot_fit_are_refused_before_their_text_is_made(
+    long_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "decode", None)
+    for prompt in ([A] * 2049, [[A], [A] * 2049]):
+        error = long_api.post(TEXT, {"prompt": prompt}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (2049, 2048)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
-from samovar.errors import RequestError
+from samovar.errors import ContextOverflow, RequestError
 from samovar.server.choices import EncodedPrompt, Pieces, Plan
 from samovar.server.exchange import Exchange
 from samovar.server.generation import Head, Shape, attended, complete
@@ -22,9 +22,12 @@ async def completions(exchange: Exchange) -> None:
     """Continues each prompt; several run concurrently."""
     fields, exchange.record.ignored_fields = await exchange.parse(parse_text)
     model = await exchange.host.model(fields.model)
+    num_ctx = model.engine.engine.info.num_ctx
     for prompt in fields.prompt:
         if isinstance(prompt, str):
             model.refuse_hopeless([prompt], param="prompt")
+        elif len(prompt) > num_ctx:  # before its text is made, of which there may be megabytes
+            raise ContextOverflow(len(prompt), num_ctx, param="prompt")
     encoding = exchange.host.in_thread(encode_prompts, fields.prompt, model.engine.engine.tokenizer)
     prompts = await attended(encoding, exchange)
     _refuse_too_much(fields, prompts)

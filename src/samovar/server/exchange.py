@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from samovar.config import Settings
+from samovar.errors import SamovarError
 from samovar.server.host import ModelHost
 from samovar.server.limits import read_body
 from samovar.server.record import RequestRecord
@@ -18,6 +20,24 @@ from samovar.server.record import RequestRecord
 LARGE_BODY_BYTES = 2**16  # parsing more than this would hold up the streams of others
 
 Parsed = TypeVar("Parsed")
+
+
+def _uncollected(parser: Callable[[bytes], Parsed], body: bytes) -> Parsed:
+    """What `parser` returns or raises, without any search for garbage while it works.
+
+    A body may hold millions of arrays. The more of them there are the longer each search takes,
+    and nobody else runs meanwhile: they would take a second. Whichever of several threads finds
+    the collector on switches it on again.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return parser(body)
+    except SamovarError as error:
+        raise error.with_traceback(None) from None  # whose frames keep all of the body
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,7 @@ class Exchange:
         body = await read_body(self.headers, self.receive)
         if len(body) <= LARGE_BODY_BYTES:
             return parser(body)
-        return await self.host.in_thread(parser, body)
+        return await self.host.in_thread(_uncollected, parser, body)
 
     async def reply(self, response: Response) -> None:
         """Sends a whole reply."""

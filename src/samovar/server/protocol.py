@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
 from asyncio.events import TimerHandle
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -99,7 +100,13 @@ class Protocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stopped:
             rest = data[stopped.args[0] :]
-            return self._head_without_upgrade() + rest if self._upgrading else rest
+            if not self._upgrading:
+                return rest
+            head = self._head_without_upgrade()
+            # A new parser: behind a head that ends the connection the old one takes nothing more.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            return head + rest
         return b""
 
     def _head_without_upgrade(self) -> bytes:
@@ -140,6 +147,8 @@ class Protocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._served = cycle
         cycle.scope["extensions"] = {CUT_OFF: {"close": partial(self._cut_off, cycle)}}
+        if cycle.scope["http_version"] == "1.0":
+            app = _Unframed(cycle, app)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _cut_off(self, cycle: RequestResponseCycle) -> None:
@@ -233,6 +242,35 @@ class Protocol(HttpToolsProtocol):
         else:
             client = f"{self.client[0]}:{self.client[1]}" if self.client else "-"
             log_request(RequestLog(client, "-", "-", status, duration_s=0.0))
+
+
+class _Unframed:
+    """Wraps the app for one HTTP/1.0 request: a reply of unknown length lasts until the close.
+
+    uvicorn would send it in chunks, of which HTTP/1.0 knows nothing (RFC 9112, 6.1).
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
+        self._cycle = cycle
+        self._app = app
+        self._send: Send | None = None
+        self._is_unframed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        await self._app(scope, receive, self._send_unframed)
+
+    async def _send_unframed(self, message: Message) -> None:
+        assert self._send is not None
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            if b"content-length" not in names:
+                self._is_unframed = True
+                self._cycle.chunked_encoding = False
+                self._cycle.expected_content_length = sys.maxsize
+        elif self._is_unframed and not message.get("more_body", False):
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 def _headers_too_large() -> HttpError:
