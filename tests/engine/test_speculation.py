@@ -104,6 +104,28 @@ def test_the_turn_after_a_drafted_reply_is_as_without_drafts(
     engine.check_blocks()
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 13, 40])
+def test_usage_counts_the_drafts_of_the_last_step_too(
+    fresh: Engine, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    case = Request(
+        id="r", prompt=tuple(range(40, 68)), sampling=SamplingParams(), max_tokens=max_tokens
+    )
+    tokens = from_scratch(fresh, case)[0]
+
+    def propose(self: Lookup, so_far: list[int], most: int) -> tuple[int, ...]:
+        return tuple(tokens[len(so_far) - len(case.prompt) :][:most])
+
+    engine = drafting(MODEL_PATHS[0])
+    monkeypatch.setattr(Lookup, "propose", propose)
+    *_, (_, last) = engine.generate([case])
+    assert last.usage.completion_tokens == max_tokens
+    # Each step samples one token; the others were drafts.
+    assert last.usage.accepted_draft_tokens == max_tokens - engine.stats().steps
+    assert last.usage.rejected_draft_tokens == 0
+    assert (last.usage.accepted_draft_tokens > 0) == (max_tokens > 2)
+
+
 @given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=60), most=st.integers(1, 12))
 def test_a_draft_goes_on_as_an_earlier_occurrence_did(tokens: list[int], most: int) -> None:
     lookup = Lookup()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -307,21 +307,25 @@ class Engine:
 
     def _accept(self, seq: Sequence, drawn: list[Drawn]) -> list[tuple[str, Delta]]:
         """Appends the first token drawn, and further ones as long as the drafts were right."""
-        deltas = []
+        deltas: list[Delta] = []
         drafts = drawn[-1].draw.drafted
-        accepted = 0
+        num_right = 0
         for i, each in enumerate(drawn):
             delta = seq.append(each.token, each.logprob)
-            deltas.append((seq.request.id, delta))
-            if delta.finish_reason or i == len(drafts) or each.token != drafts[i]:
+            deltas.append(delta)
+            is_right = i < len(drafts) and each.token == drafts[i]
+            num_right += is_right
+            if delta.finish_reason or not is_right:
                 break
-            accepted += 1
-        seq.num_accepted += accepted
-        seq.num_rejected += len(drafts) - accepted
-        self._scheduler.accept(seq, accepted)
-        if deltas[-1][1].finish_reason:
+        if drafts:
+            seq.num_accepted += num_right
+            seq.num_rejected += len(drafts) - num_right
+            deltas[-1] = replace(deltas[-1], usage=seq.usage())
+        # The last token waits for its own step, a right draft or not.
+        self._scheduler.accept(seq, len(deltas) - 1)
+        if deltas[-1].finish_reason:
             self._end(seq)
-        return deltas
+        return [(seq.request.id, delta) for delta in deltas]
 
     def _end(self, seq: Sequence) -> None:
         self._scheduler.remove(seq)
