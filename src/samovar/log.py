@@ -20,6 +20,7 @@ from typing import Literal
 LOGGER = logging.getLogger("samovar")
 MOST_UNWRITTEN = 10_000  # lines that wait for a slow reader of stderr
 CLOSE_S = 1.0
+MAX_TOLD_CHARS = 300  # of an error's message and of its param: they may quote a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class RequestLog:
     client: address of the other end.  status: HTTP status, 499 when the client went away.
     ttft_s: from the arrival of the request to its first token.
     tokens_per_s: reply tokens a second after the first.  duration_s: from arrival to the last byte.
+    request_id: what the reply's `x-request-id` says.
+    error_code, error_param, error_message: why it was refused or failed, as the client was told.
     """
 
     client: str
@@ -45,6 +48,10 @@ class RequestLog:
     seed: int | None = None
     finish_reason: str | None = None
     ignored_fields: tuple[str, ...] = ()
+    request_id: str | None = None
+    error_code: str | None = None
+    error_param: str | None = None
+    error_message: str | None = None
 
 
 def set_up(log_format: Literal["text", "json"] | str) -> None:
@@ -153,12 +160,26 @@ def _request_text(r: RequestLog) -> str:
     if r.seed is not None:
         parts.append(f"seed {r.seed}")
     if r.ignored_fields:
-        # Names come from the client: without spaces and commas they stay one word each.
-        names = (
-            escape(name).replace(" ", "\\x20").replace(",", "\\x2c") for name in r.ignored_fields
-        )
+        names = (_word(name).replace(",", "\\x2c") for name in r.ignored_fields)
         parts.append("ignored " + ",".join(names))
+    if r.request_id is not None:
+        parts.append(f"id {_word(r.request_id)}")
+    if r.error_code is not None:
+        parts.append(f"code {_word(r.error_code)}")
+    if r.error_param is not None:
+        parts.append(f"param {_word(_cut(r.error_param))}")
+    if r.error_message is not None:  # at the end: it has words of its own
+        parts.append(f"error {escape(_cut(r.error_message))}")
     return " ".join(parts)
+
+
+def _word(text: str) -> str:
+    """What comes from a client, as one word: it cannot look like another part of the line."""
+    return escape(text).replace(" ", "\\x20")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TOLD_CHARS else text[:MAX_TOLD_CHARS] + "..."
 
 
 def _seconds(value: float) -> str:
@@ -181,8 +202,13 @@ class _JsonFormatter(logging.Formatter):
             line["message"] = "request"
             for field in dataclasses.fields(request):
                 value = getattr(request, field.name)
-                if value is not None and value != ():
-                    line[field.name] = round(value, 6) if isinstance(value, float) else value
+                if value is None or value == ():
+                    continue
+                if isinstance(value, float):
+                    value = round(value, 6)
+                elif field.name in ("error_param", "error_message"):
+                    value = _cut(value)
+                line[field.name] = value
         if record.exc_info and record.exc_info[0] is not None:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from samovar.config import Settings
 
-from .conftest import TINY_BASE, Api, settings_for
+from .conftest import TINY_BASE, Api, FindLine, settings_for
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -117,6 +117,35 @@ def test_unknown_path_and_method(api: Api) -> None:
     response = api.request("DELETE", "/v1/models")
     assert_error(response, 405, None)
     assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": []}),
+        (CHAT, {"messages": HELLO, "tools": [{}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x " * 500}]}),
+        (TEXT, {"prompt": "a", "a\nb": "\0"}),
+        ("/v1/nothing", {}),
+    ],
+)
+def test_the_log_says_why_a_request_was_refused(
+    api: Api, request_log: FindLine, path: str, body: dict[str, Any]
+) -> None:
+    response = api.post(path, body)
+    error = response.json()["error"]
+    line = request_log(lambda line: line.path == path)
+    assert line.status == response.status_code >= 400
+    assert line.request_id == response.headers["x-request-id"]
+    assert (line.error_code, line.error_param) == (error["code"], error["param"])
+    assert line.error_message == error["message"]
+
+
+def test_a_reply_that_succeeds_has_its_id_in_the_log(api: Api, request_log: FindLine) -> None:
+    response = api.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "mine"})
+    assert response.headers["x-request-id"] == "mine"
+    line = request_log(lambda line: line.request_id == "mine")
+    assert (line.status, line.error_message) == (200, None)
 
 
 def test_body_too_large(api: Api) -> None:

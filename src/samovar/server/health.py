@@ -15,6 +15,7 @@ RETRY_AFTER_S = 1
 
 async def health(exchange: Exchange) -> None:
     """200 when ready, 503 while loading or draining and once the engine is lost or stalled."""
+    exchange.record.is_probe = True
     status, report = _report(exchange.host)
     ready = status == "ok"
     headers = None if ready else {"retry-after": str(RETRY_AFTER_S)}
