@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from samovar.server.errors import JsonResponse
+from samovar.server.errors import LAST_REPLY, JsonResponse
 from samovar.server.exchange import Exchange
 from samovar.server.host import ModelHost
 
@@ -18,7 +18,9 @@ async def health(exchange: Exchange) -> None:
     exchange.record.is_probe = True
     status, report = _report(exchange.host)
     ready = status == "ok"
-    headers = None if ready else {"retry-after": str(RETRY_AFTER_S)}
+    headers = {} if ready else {"retry-after": str(RETRY_AFTER_S)}
+    if status == "draining":
+        headers |= LAST_REPLY
     body = {"status": status, **report}
     await exchange.reply(JsonResponse(body, 200 if ready else 503, headers))
 

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 from asyncio.events import TimerHandle
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -242,7 +243,8 @@ class Protocol(HttpToolsProtocol):
         """That of a request which the app serves: its own line comes when the app has noticed."""
         if self.cycle is None or self.cycle.response_complete:
             return None
-        record: RequestRecord | None = self.cycle.scope.get(SCOPE_KEY)  # type: ignore[typeddict-item]
+        scope: Mapping[str, Any] = self.cycle.scope
+        record: RequestRecord | None = scope.get(SCOPE_KEY)
         return record
 
 

@@ -96,7 +96,8 @@ def _cannot_listen(host: str, port: int, error: OSError) -> SettingError:
 class Server(uvicorn.Server):
     """uvicorn's server with our start-up lines and our end.
 
-    The first signal stops accepting and lets running replies finish; a second one ends at once.
+    The first signal lets running replies finish; meanwhile it goes on listening, so that a load
+    balancer learns from /health that it ends, and refuses all else.  A second one ends at once.
     interrupt: ends the download that loading the model may have begun.
     """
 
@@ -134,10 +135,8 @@ class Server(uvicorn.Server):
         _print(start_up_lines(self._settings, self._host, served, sockets))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains: no new connection, running replies get their time, then the rest is cut off."""
+        """Drains: nothing new is begun, running replies get their time, the rest is cut off."""
         self._host.drain()
-        for server in self.servers:
-            server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if tasks := set(self.server_state.tasks):
