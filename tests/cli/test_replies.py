@@ -20,6 +20,7 @@ from samovar.cli.reply import stream
 from samovar.config import Settings
 from samovar.engine.engine import Engine
 from samovar.engine.load import EngineOptions
+from samovar.hub import LocalModel
 
 from .conftest import TINY_MODEL
 
@@ -272,9 +273,32 @@ def test_info(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_info_fetches_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = output(capfd, "info", "smollm2")
-    for part in ("SmolLM2-135M-Instruct", "Apache-2.0", "93.8 MiB", "not here yet", "pull smollm2"):
+    for part in ("SmolLM2-135M-Instruct", "Apache-2.0", "98 MB", "not here yet", "pull smollm2"):
         assert part in out
     assert not (tmp_path / "models").exists()
+
+
+LONG_NAME = "a-model:" + "27b-" * 40
+
+
+@pytest.mark.parametrize("command", [["models"], ["info"]])
+def test_tables_hold_names_and_paths_whole(
+    command: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = tmp_path / ("deep/" * 40) / "model.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(TINY_MODEL.read_bytes())
+    model = LocalModel(path, LONG_NAME, LONG_NAME, None, None)
+    monkeypatch.setattr("samovar.hub.list_models", lambda: [model])
+    monkeypatch.setattr("samovar.hub.resolve", lambda name, **options: model)
+    out = output(capfd, *command)
+    assert LONG_NAME in out
+    assert str(path) in out
+    assert "\u2026" not in out
 
 
 def test_no_models_yet(capfd: pytest.CaptureFixture[str]) -> None:

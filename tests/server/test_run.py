@@ -47,7 +47,7 @@ def test_start_up_lines_and_a_clean_end() -> None:
     with serving("--host", "0.0.0.0", "-t", "1", "--ctx", "256") as (process, lines, url):
         text = "\n".join(lines)
         assert re.search(r"^samovar \d+\.\d+\.\d+, \w+", text)
-        for found in ("llama", "256 of 2048", "template", "threads   1", "bf16", "MiB planned"):
+        for found in ("llama", "256 of 2048", "template", "threads   1", "bf16", "MB planned"):
             assert found in text
         assert url.startswith("http://0.0.0.0:")
         assert "warning" in text

@@ -220,8 +220,8 @@ def _model_lines(model_id: str, info: ModelInfo) -> list[str]:
         f"template  {template}",
         f"threads   {info.threads}",
         f"KV cache  {info.kv}",
-        f"memory    {_mib(planned)} planned: weights {_mib(info.weight_bytes)}, "
-        f"activations {_mib(info.buffer_bytes)}, KV cache up to {_mib(info.kv_bytes)}",
+        f"memory    {_mb(planned)} planned: weights {_mb(info.weight_bytes)}, "
+        f"activations {_mb(info.buffer_bytes)}, KV cache up to {_mb(info.kv_bytes)}",
     ]
 
 
@@ -247,5 +247,5 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"
