@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grammar": {"text", "checkpoint", "errors"},
     "models": {"checkpoint", "errors"},
     "engine": BELOW_ENGINE,
-    "config": {"option", "errors", "engine"},  # gives the engine's parameters their values
+    "config": {"option", "errors", "engine", "log"},  # gives the engine's parameters their values
     "server": BELOW_SERVER,
     "scale": BELOW_SERVER,
     "cli": {"server", "scale", *BELOW_SERVER},

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samovar.engine.request import MIN_REPEAT_PENALTY
 from samovar.errors import SettingError
+from samovar.log import json_line
 from samovar.option import VARIABLE_PREFIX, Group, Option, check_key
 
 if TYPE_CHECKING:
@@ -460,16 +461,23 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
             )
         take(by_name[key], value, "config.toml", f"{key} in {path}")
 
+    unknown = []
     by_variable = {option.variable: option for option in OPTIONS}
     for variable, value in sorted(os.environ.items()):
         if variable in by_variable:
             take(by_variable[variable], value, "environment", variable)
         elif variable.startswith(VARIABLE_PREFIX) and variable not in OTHER_VARIABLES:
-            print(f"samovar: warning: {variable} is no known variable.", file=sys.stderr)
+            unknown.append(variable)
 
     for name, value in (flags or {}).items():
         if value is not None and value != [] and value != ():
             take(by_name[name], value, "flag", by_name[name].flag)
+
+    for variable in unknown:
+        text = f"{variable} is no known variable."
+        is_json = values.get("log_format") == "json"
+        line = json_line(text, level="warning") if is_json else f"samovar: warning: {text}"
+        print(line, file=sys.stderr)
 
     if key_file := values.get("api_key_file"):
         label = str(sources["api_key_file"])

@@ -105,6 +105,9 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     [
         (["nonsense"], "No such command 'nonsense'"),
         (["doctor"], "No such command"),
+        (["list"], "No such command 'list'. Did you mean 'models'?"),
+        (["run", "smollm2"], "No such command 'run'. Did you mean 'chat'?"),
+        (["rm", "smollm2"], "No such command 'rm'. It is not built in this version."),
         (["serve", "--nonsense"], "No such option: --nonsense"),
         (["chat", "--port", "1"], "No such option: --port"),
         (["serve", "--port", "x"], "--port is 'x', but must be an integer."),

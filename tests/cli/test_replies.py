@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -181,12 +182,12 @@ sys.exit(main())
 
 
 class Terminal:
-    """`samovar chat` in a terminal of its own."""
+    """A command of samovar in a terminal of its own."""
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", IN_ITS_OWN_TERMINAL, "chat", *arguments],
+            [sys.executable, "-c", IN_ITS_OWN_TERMINAL, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -216,6 +217,13 @@ class Terminal:
                 self.seen += os.read(self._master, 4096).decode(errors="replace")
         return text in self.seen
 
+    def rest(self) -> str:
+        """What came until the program ended."""
+        with contextlib.suppress(OSError):  # the other end is gone
+            while piece := os.read(self._master, 4096):
+                self.seen += piece.decode(errors="replace")
+        return self.seen
+
     def send(self, text: str) -> None:
         os.write(self._master, text.encode())
 
@@ -227,7 +235,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    terminal = Terminal("-n", "6")
+    terminal = Terminal("chat", "-n", "6")
     yield terminal
     terminal.close()
 
@@ -263,6 +271,27 @@ def test_the_end_of_input_ends_a_conversation(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.send("\x04")
     assert terminal.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "sign", "code"),
+    [
+        (["serve", "--port", "0"], "}'\r\n", 0),
+        (["bench", "--repetitions", "1000"], "measuring", 130),
+    ],
+)
+def test_ctrl_c_leaves_the_next_prompt_a_line_of_its_own(
+    command: list[str], sign: str, code: int
+) -> None:
+    terminal = Terminal(*command)
+    try:
+        terminal.wait_for(sign)
+        terminal.send("\x03")
+        terminal.wait_for("^C")
+        assert terminal.process.wait(60) == code
+        assert terminal.rest().endswith("\n")
+    finally:
+        terminal.close()
 
 
 def test_info(capfd: pytest.CaptureFixture[str]) -> None:
