@@ -32,7 +32,10 @@ SourceKind = Literal["flag", "environment", "config.toml", "built-in"]
 
 # Variables that are no option: read where they are used, and no reason for a warning.
 OTHER_VARIABLES = {
-    "SAMOVAR_CACHE_HOME": "Directory of downloaded models and of what is slow to compute.",
+    "SAMOVAR_CACHE_HOME": (
+        "Directory of downloaded models and of what is slow to compute; otherwise "
+        "~/.cache/samovar on Linux, ~/Library/Caches/samovar on macOS."
+    ),
     "SAMOVAR_CONFIG": "The file to read instead of config.toml in its usual place.",
     "SAMOVAR_TRACEBACK": "1 shows the traceback of an unexpected error.",
 }
@@ -105,7 +108,8 @@ class Settings:
     )
     chat_template: str | None = _option(
         None,
-        "Chat template by name, or a Jinja file; otherwise the model's own.",
+        "Chat template: llama3, zephyr, llama2, chatml, qwen, smollm, gemma, qwen3.5, "
+        "qwen3.5-nothink, or a Jinja file; otherwise the model's own.",
         group="model",
         also="--chat",
         metavar="NAME|FILE",
@@ -231,7 +235,8 @@ class Settings:
     )
     isa: str | None = _option(
         None,
-        "Instruction set, by name; otherwise the best of this CPU.",
+        "Instruction set: amx, avx512, avxvnni, avx2, neon_dotprod or portable; otherwise the best "
+        "of this CPU.",
         group="machine",
         metavar="NAME",
     )
@@ -325,7 +330,8 @@ class Settings:
     )
     cache_disk_gb: float = _option(
         10.0,
-        "Most disk space for cached prefixes, in GiB.",
+        "Most disk space for the cached prefixes of a model, in GiB; 0: those that are there are "
+        "deleted and none is kept.",
         group="machine",
         metavar="N",
         low=0.0,
@@ -333,7 +339,8 @@ class Settings:
     )
     speculate: str = _option(
         "auto",
-        "Guess replies ahead from their own text, as long as it pays; never changes a reply.",
+        "Guess a reply's next tokens from its own text; auto: as long as it pays, ngram: wherever "
+        "the text repeats itself; never changes a reply.",
         group="machine",
         metavar="auto|ngram|off",
         choices=("auto", "ngram", "off"),

@@ -328,6 +328,7 @@ def test_tables_hold_names_and_paths_whole(
     assert LONG_NAME in out
     assert str(path) in out
     assert "\u2026" not in out
+    assert all(line == line.rstrip() for line in out.splitlines())
 
 
 def test_no_models_yet(capfd: pytest.CaptureFixture[str]) -> None:

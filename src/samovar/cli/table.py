@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,4 +18,8 @@ def print_table(table: Table) -> None:
     """
     from rich.console import Console
 
-    Console(highlight=False, markup=False, soft_wrap=True, width=_UNBOUNDED).print(table)
+    drawn = io.StringIO()
+    Console(file=drawn, force_terminal=False, markup=False, width=_UNBOUNDED).print(table)
+    # rich fills the last column up, and one long line would make all others wrap.
+    for line in drawn.getvalue().removesuffix("\n").split("\n"):
+        print(line.rstrip())
