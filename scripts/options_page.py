@@ -1,22 +1,22 @@
 """Writes docs/reference/options.md from the table of settings; a test keeps the two equal.
 
+Which command takes which option comes from the commands themselves.
+
 Run it after a change of src/samovar/config.py:  python scripts/options_page.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from samovar.cli.app import command
+from samovar.cli.options import commands_of
 from samovar.config import OPTIONS, OTHER_VARIABLES
 from samovar.option import Option
 
 PAGE = Path(__file__).parent.parent / "docs/reference/options.md"
-TITLES = {
-    "model": ("Model", "`serve`, `chat`, `generate`, `bench`, `info`"),
-    "sampling": ("Sampling", "`serve`, `chat`, `generate`"),
-    "machine": ("Machine", "`serve`, `chat`, `generate`, `bench`"),
-    "server": ("Server", "`serve`"),
-}
+TITLES = {"model": "Model", "sampling": "Sampling", "machine": "Machine", "server": "Server"}
 INTRODUCTION = """\
 # Options
 
@@ -46,10 +46,11 @@ stop = ["User:"]
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
-    for group, (title, commands) in TITLES.items():
-        rows = [_row(option) for option in OPTIONS if option.group == group]
+    for group, title in TITLES.items():
+        options = [option for option in OPTIONS if option.group == group]
+        rows = [_row(option) for option in options]
         parts.append(
-            f"## {title}\n\nFor {commands}.\n\n"
+            f"## {title}\n\n{_commands(options)}\n\n"
             "| option | variable | key | values | default | what it does |\n"
             "|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
         )
@@ -58,6 +59,23 @@ def page() -> str:
         "## Other variables\n\n| variable | what it does |\n|---|---|\n" + "\n".join(others) + "\n"
     )
     return "\n".join(parts)
+
+
+def _commands(options: Sequence[Option]) -> str:
+    """Which commands take the options of a group, and which of them take only some."""
+    app = command()
+    takers = {
+        name: [option for option in options if name in commands_of(option, app)]
+        for name in app.commands
+    }
+    sentences = []
+    if whole := [f"`{name}`" for name, taken in takers.items() if len(taken) == len(options)]:
+        sentences.append(f"For {', '.join(whole)}.")
+    for name, taken in takers.items():
+        if 0 < len(taken) < len(options):
+            flags = ", ".join(f"`{option.flag}`" for option in taken if option.built)
+            sentences.append(f"`{name}` takes {flags} of these.")
+    return " ".join(sentences)
 
 
 def _row(option: Option) -> str:

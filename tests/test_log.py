@@ -94,6 +94,43 @@ def test_a_request_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> Non
     assert line["ignored_fields"] == ["foo", "a b,c\n"]
 
 
+REFUSED = RequestLog(
+    client="127.0.0.1:5000",
+    method="POST",
+    path="/v1/chat/completions",
+    status=400,
+    duration_s=0.001,
+    request_id="my id",
+    error_code="unsupported_value",
+    error_param="a b\n",
+    error_message="no 'x\n2026-01-01 00:00:00 forged' " + "y" * 100_000,
+)
+
+
+def test_a_refusal_says_why_in_text(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("text")
+    log_request(REFUSED)
+    err = written(capsys)
+    assert err.count("\n") == 1
+    assert len(err) < 1000
+    assert err[20:].startswith(
+        "127.0.0.1:5000 POST /v1/chat/completions 400 total 1ms id my\\x20id "
+        "code unsupported_value param a\\x20b\\x0a error no 'x\\x0a2026-01-01 00:00:00 forged' yyy"
+    )
+
+
+def test_a_refusal_says_why_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("json")
+    log_request(REFUSED)
+    err = written(capsys)
+    line = json.loads(err)
+    assert err.count("\n") == 1
+    assert len(err) < 1000
+    assert (line["request_id"], line["error_code"]) == ("my id", "unsupported_value")
+    assert line["error_param"] == "a b\n"
+    assert line["error_message"].startswith("no 'x\n2026-01-01 00:00:00 forged' yyy")
+
+
 def test_what_does_not_apply_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     set_up("json")
     log_request(RequestLog(client="c", method="GET", path="/", status=404, duration_s=0.001))

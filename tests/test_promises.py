@@ -16,6 +16,7 @@ import pytest
 import samovar
 from samovar import errors
 from samovar.config import OPTIONS, OTHER_VARIABLES
+from samovar.text.template import ChatTemplate
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src/samovar").rglob("*.py"))
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grammar": {"text", "checkpoint", "errors"},
     "models": {"checkpoint", "errors"},
     "engine": BELOW_ENGINE,
-    "config": {"option", "errors", "engine"},  # gives the engine's parameters their values
+    "config": {"option", "errors", "engine", "log"},  # gives the engine's parameters their values
     "server": BELOW_SERVER,
     "scale": BELOW_SERVER,
     "cli": {"server", "scale", *BELOW_SERVER},
@@ -127,6 +128,13 @@ def test_the_options_page_is_the_table_of_settings() -> None:
     for option in OPTIONS:
         assert f"`{option.flag}`" in written
         assert f"`{option.variable}`" in written
+
+
+def test_help_names_what_an_option_takes() -> None:
+    shown = {option.name: set(re.findall(r"[\w.-]+", option.help)) for option in OPTIONS}
+    assert set(ChatTemplate.names()) <= {name.rstrip(".") for name in shown["chat_template"]}
+    tables = (ROOT / "native/isa").glob("*.cc")
+    assert {path.stem for path in tables} <= shown["isa"]
 
 
 def test_every_variable_that_the_sources_name_is_documented() -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samovar.engine.request import MIN_REPEAT_PENALTY
 from samovar.errors import SettingError
+from samovar.log import json_line
 from samovar.option import VARIABLE_PREFIX, Group, Option, check_key
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ SourceKind = Literal["flag", "environment", "config.toml", "built-in"]
 
 # Variables that are no option: read where they are used, and no reason for a warning.
 OTHER_VARIABLES = {
-    "SAMOVAR_CACHE_HOME": "Directory of downloaded models and of what is slow to compute.",
+    "SAMOVAR_CACHE_HOME": (
+        "Directory of downloaded models and of what is slow to compute; otherwise "
+        "~/.cache/samovar on Linux, ~/Library/Caches/samovar on macOS."
+    ),
     "SAMOVAR_CONFIG": "The file to read instead of config.toml in its usual place.",
     "SAMOVAR_TRACEBACK": "1 shows the traceback of an unexpected error.",
 }
@@ -104,7 +108,8 @@ class Settings:
     )
     chat_template: str | None = _option(
         None,
-        "Chat template by name, or a Jinja file; otherwise the model's own.",
+        "Chat template: llama3, zephyr, llama2, chatml, qwen, smollm, gemma, qwen3.5, "
+        "qwen3.5-nothink, or a Jinja file; otherwise the model's own.",
         group="model",
         also="--chat",
         metavar="NAME|FILE",
@@ -230,7 +235,8 @@ class Settings:
     )
     isa: str | None = _option(
         None,
-        "Instruction set, by name; otherwise the best of this CPU.",
+        "Instruction set: amx, avx512, avxvnni, avx2, neon_dotprod or portable; otherwise the best "
+        "of this CPU.",
         group="machine",
         metavar="NAME",
     )
@@ -324,7 +330,8 @@ class Settings:
     )
     cache_disk_gb: float = _option(
         10.0,
-        "Most disk space for cached prefixes, in GiB.",
+        "Most disk space for the cached prefixes of a model, in GiB; 0: those that are there are "
+        "deleted and none is kept.",
         group="machine",
         metavar="N",
         low=0.0,
@@ -332,7 +339,8 @@ class Settings:
     )
     speculate: str = _option(
         "auto",
-        "Guess replies ahead from their own text, as long as it pays; never changes a reply.",
+        "Guess a reply's next tokens from its own text; auto: as long as it pays, ngram: wherever "
+        "the text repeats itself; never changes a reply.",
         group="machine",
         metavar="auto|ngram|off",
         choices=("auto", "ngram", "off"),
@@ -460,16 +468,23 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
             )
         take(by_name[key], value, "config.toml", f"{key} in {path}")
 
+    unknown = []
     by_variable = {option.variable: option for option in OPTIONS}
     for variable, value in sorted(os.environ.items()):
         if variable in by_variable:
             take(by_variable[variable], value, "environment", variable)
         elif variable.startswith(VARIABLE_PREFIX) and variable not in OTHER_VARIABLES:
-            print(f"samovar: warning: {variable} is no known variable.", file=sys.stderr)
+            unknown.append(variable)
 
     for name, value in (flags or {}).items():
         if value is not None and value != [] and value != ():
             take(by_name[name], value, "flag", by_name[name].flag)
+
+    for variable in unknown:
+        text = f"{variable} is no known variable."
+        is_json = values.get("log_format") == "json"
+        line = json_line(text, level="warning") if is_json else f"samovar: warning: {text}"
+        print(line, file=sys.stderr)
 
     if key_file := values.get("api_key_file"):
         label = str(sources["api_key_file"])

@@ -10,16 +10,21 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import queue
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 LOGGER = logging.getLogger("samovar")
 MOST_UNWRITTEN = 10_000  # lines that wait for a slow reader of stderr
 CLOSE_S = 1.0
+STDERR = 2
+SHOW_CURSOR = b"\x1b[?25h"
+MAX_TOLD_CHARS = 300  # of an error's message and of its param: they may quote a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class RequestLog:
     client: address of the other end.  status: HTTP status, 499 when the client went away.
     ttft_s: from the arrival of the request to its first token.
     tokens_per_s: reply tokens a second after the first.  duration_s: from arrival to the last byte.
+    request_id: what the reply's `x-request-id` says.
+    error_code, error_param, error_message: why it was refused or failed, as the client was told.
     """
 
     client: str
@@ -45,6 +52,10 @@ class RequestLog:
     seed: int | None = None
     finish_reason: str | None = None
     ignored_fields: tuple[str, ...] = ()
+    request_id: str | None = None
+    error_code: str | None = None
+    error_param: str | None = None
+    error_message: str | None = None
 
 
 def set_up(log_format: Literal["text", "json"] | str) -> None:
@@ -117,6 +128,42 @@ def _escape_one(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def end_line() -> None:
+    """Ends the line of a terminal that shows ^C, so that what comes next has one of its own.
+
+    As `last_words` it may be called in a signal handler, which waits for no lock.
+    """
+    with contextlib.suppress(OSError):
+        if os.isatty(STDERR):
+            os.write(STDERR, b"\n")
+
+
+def last_words(text: str, log_format: str) -> None:
+    """Writes a line to stderr at once, for a process that ends before anything else is written."""
+    line = json_line(text) if log_format == "json" else f"samovar: {text}"
+    with contextlib.suppress(OSError):
+        # A bar of progress hides the cursor and has no time to show it again.
+        shown = SHOW_CURSOR if os.isatty(STDERR) else b""
+        os.write(STDERR, shown + line.encode() + b"\n")
+
+
+def json_line(
+    message: str,
+    facts: Mapping[str, object] | None = None,
+    *,
+    level: str = "info",
+    at: float | None = None,
+) -> str:
+    """One line of the JSON form.  at: seconds since 1970, otherwise now.
+
+    JSON in ASCII: every character of a user that could end a line is escaped by JSON itself.
+    """
+    at = time.time() if at is None else at
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    head = {"time": f"{stamp}.{int(at % 1 * 1000):03d}Z", "level": level, "message": message}
+    return json.dumps({**head, **(facts or {})})
+
+
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         request: RequestLog | None = getattr(record, "samovar_request", None)
@@ -153,12 +200,26 @@ def _request_text(r: RequestLog) -> str:
     if r.seed is not None:
         parts.append(f"seed {r.seed}")
     if r.ignored_fields:
-        # Names come from the client: without spaces and commas they stay one word each.
-        names = (
-            escape(name).replace(" ", "\\x20").replace(",", "\\x2c") for name in r.ignored_fields
-        )
+        names = (_word(name).replace(",", "\\x2c") for name in r.ignored_fields)
         parts.append("ignored " + ",".join(names))
+    if r.request_id is not None:
+        parts.append(f"id {_word(r.request_id)}")
+    if r.error_code is not None:
+        parts.append(f"code {_word(r.error_code)}")
+    if r.error_param is not None:
+        parts.append(f"param {_word(_cut(r.error_param))}")
+    if r.error_message is not None:  # at the end: it has words of its own
+        parts.append(f"error {escape(_cut(r.error_message))}")
     return " ".join(parts)
+
+
+def _word(text: str) -> str:
+    """What comes from a client, as one word: it cannot look like another part of the line."""
+    return escape(text).replace(" ", "\\x20")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TOLD_CHARS else text[:MAX_TOLD_CHARS] + "..."
 
 
 def _seconds(value: float) -> str:
@@ -166,23 +227,21 @@ def _seconds(value: float) -> str:
 
 
 class _JsonFormatter(logging.Formatter):
-    """JSON in ASCII: every character of a user that could end a line is escaped by JSON itself."""
-
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, object] = {
-            "time": f"{stamp}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-        }
+        facts: dict[str, object] = {}
         request: RequestLog | None = getattr(record, "samovar_request", None)
-        if request is None:
-            line["message"] = record.getMessage()
-        else:
-            line["message"] = "request"
+        if request is not None:
             for field in dataclasses.fields(request):
                 value = getattr(request, field.name)
-                if value is not None and value != ():
-                    line[field.name] = round(value, 6) if isinstance(value, float) else value
+                if value is None or value == ():
+                    continue
+                if isinstance(value, float):
+                    value = round(value, 6)
+                elif field.name in ("error_param", "error_message"):
+                    value = _cut(value)
+                facts[field.name] = value
         if record.exc_info and record.exc_info[0] is not None:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+            facts["traceback"] = self.formatException(record.exc_info)
+        message = record.getMessage() if request is None else "request"
+        level = record.levelname.lower()
+        return json_line(message, facts, level=level, at=record.created)

@@ -123,7 +123,6 @@ def test_the_context_grows_with_what_is_asked(capfd: pytest.CaptureFixture[str])
         (["--depths", "2047"], "needs a context of 2112 tokens, but this model's maximum is 2048."),
         (["--depths", "100", "--ctx", "128"], "tokens, but --ctx gives 128."),
         (["--tokens", "3000", "--prefill", "none"], "decode at depth 0 needs a context of 3002"),
-        (["--speculate", "ngram"], "--speculate is 'ngram', but"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from samovar import __version__
 from samovar.cli import main
+from samovar.config import OPTIONS
+
+from .conftest import TINY_MODEL
 
 SAMPLING = (
     "-T --temperature -p --top-p --top-k --min-p --repeat-penalty --repeat-last-n -s --seed "
     "-n --max-tokens --stop --eos"
 )
-MODEL = "-m --model --ctx --chat-template --chat --system --offline"
-MACHINE = "-t --threads --kv --batch --isa --speculate"
+MODEL = "-m --model --offline"
+CONTEXT = "--ctx"
+CHAT = "--chat-template --chat --system"
+MACHINE = "-t --threads --kv --batch --isa"
+REPLIES = "--speculate --cache-dir --cache-disk-gb"
 BENCH = "--prefill --depths --streams --tokens --repetitions --json --profile"
 SERVER = (
     "--host --port --alias --name --api-key --api-key-file --cors --allowed-host --preload "
@@ -46,19 +53,41 @@ def run(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.Com
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ("serve", f"{SAMPLING} {MODEL} {MACHINE} {SERVER}"),
-        ("chat", f"{SAMPLING} {MODEL} {MACHINE} --prompt"),
-        ("generate", f"{SAMPLING} {MODEL} {MACHINE} --prompt"),
-        ("bench", f"{MODEL} {MACHINE} {BENCH}"),
+        ("serve", f"{SAMPLING} {MODEL} {CONTEXT} {CHAT} {MACHINE} {REPLIES} {SERVER}"),
+        ("chat", f"{SAMPLING} {MODEL} {CONTEXT} {CHAT} {MACHINE} {REPLIES} --prompt"),
+        ("generate", f"{SAMPLING} {MODEL} {CONTEXT} {MACHINE} {REPLIES} --prompt"),
+        ("bench", f"{MODEL} {CONTEXT} {MACHINE} {BENCH}"),
         ("info", MODEL),
+        ("models", ""),
+        ("pull", ""),
     ],
 )
-def test_options_are_named_as_documented(
+def test_a_command_takes_the_options_that_matter_to_it(
     command: str, names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--help"]) == 0
-    words = set(capsys.readouterr().out.replace(",", " ").replace("|", " ").split())
-    assert set(names.split()) <= words
+    listed = set(capsys.readouterr().out.replace(",", " ").replace("|", " ").split())
+    assert set(names.split()) <= listed
+    for option in OPTIONS:
+        if option.built and option.flag not in names.split():
+            assert option.flag not in listed
+            assert main([command, option.flag, "1"]) == 1
+            assert f"No such option: {option.flag}" in capsys.readouterr().err
+
+
+def test_variables_and_keys_for_other_commands_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samovar").mkdir()
+    (tmp_path / "samovar/config.toml").write_text('system = "Be brief."\nport = 1\n')
+    monkeypatch.setenv("SAMOVAR_CTX", "999")
+    monkeypatch.setenv("SAMOVAR_SPECULATE", "ngram")
+    monkeypatch.setenv("SAMOVAR_CACHE_DIR", str(tmp_path / "kv"))
+    assert main(["info", str(TINY_MODEL)]) == 0
+    bench = ["--depths", "none", "--prefill", "1", "--repetitions", "1", "-t", "1"]
+    assert main(["bench", "-m", str(TINY_MODEL), *bench]) == 0
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "kv").exists()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +105,9 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     [
         (["nonsense"], "No such command 'nonsense'"),
         (["doctor"], "No such command"),
+        (["list"], "No such command 'list'. Did you mean 'models'?"),
+        (["run", "smollm2"], "No such command 'run'. Did you mean 'chat'?"),
+        (["rm", "smollm2"], "No such command 'rm'. It is not built in this version."),
         (["serve", "--nonsense"], "No such option: --nonsense"),
         (["chat", "--port", "1"], "No such option: --port"),
         (["serve", "--port", "x"], "--port is 'x', but must be an integer."),

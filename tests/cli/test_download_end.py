@@ -30,7 +30,7 @@ def silent_index() -> Iterator[socket.socket]:
     ("command", "number", "code"),
     [
         (["serve", "--port", "0"], signal.SIGTERM, 0),
-        (["serve", "--port", "0"], signal.SIGINT, 0),
+        (["serve", "--port", "0"], signal.SIGINT, 130),
         (["serve", "--port", "0", "--no-preload", "--drain-timeout", "0"], signal.SIGTERM, 0),
         (["pull", "smollm2"], signal.SIGTERM, 128 + signal.SIGTERM),
         (["pull", "smollm2"], signal.SIGHUP, 128 + signal.SIGHUP),
@@ -80,6 +80,8 @@ def test_a_signal_while_downloading_leaves_nothing(
         if asking.ident:
             asking.join(PATIENCE_S)
     assert program.returncode == code
+    if command[0] == "serve" and number == signal.SIGINT:
+        assert errors.endswith("\nsamovar: interrupted\n")
     assert "Traceback" not in errors
     assert [path.suffix for path in (tmp_path / "models").iterdir()] == [".lock"]
 

@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from samovar.cli.progress import progress_bar
+from samovar.cli.progress import progress_bar, progress_log
 
 COLUMNS = 80
 
@@ -64,3 +64,13 @@ def test_without_a_terminal_what_begins_is_one_line(capsys: pytest.CaptureFixtur
         progress("unpacking smollm2", 1 << 20, 98_362_432)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "fetching smollm2 (98 MB)\n")
+
+
+def test_where_lines_are_logged_what_begins_is_one(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "samovar"), progress_log() as progress:
+        for done in (0, 0, 98_362_432):
+            progress("fetching smollm2", done, 98_362_432)
+    assert caplog.messages == ["fetching smollm2 (98 MB)"]
+    assert capsys.readouterr() == ("", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -20,6 +21,7 @@ from samovar.cli.reply import stream
 from samovar.config import Settings
 from samovar.engine.engine import Engine
 from samovar.engine.load import EngineOptions
+from samovar.hub import LocalModel
 
 from .conftest import TINY_MODEL
 
@@ -180,12 +182,12 @@ sys.exit(main())
 
 
 class Terminal:
-    """`samovar chat` in a terminal of its own."""
+    """A command of samovar in a terminal of its own."""
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", IN_ITS_OWN_TERMINAL, "chat", *arguments],
+            [sys.executable, "-c", IN_ITS_OWN_TERMINAL, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -215,6 +217,13 @@ class Terminal:
                 self.seen += os.read(self._master, 4096).decode(errors="replace")
         return text in self.seen
 
+    def rest(self) -> str:
+        """What came until the program ended."""
+        with contextlib.suppress(OSError):  # the other end is gone
+            while piece := os.read(self._master, 4096):
+                self.seen += piece.decode(errors="replace")
+        return self.seen
+
     def send(self, text: str) -> None:
         os.write(self._master, text.encode())
 
@@ -226,7 +235,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    terminal = Terminal("-n", "6")
+    terminal = Terminal("chat", "-n", "6")
     yield terminal
     terminal.close()
 
@@ -264,6 +273,27 @@ def test_the_end_of_input_ends_a_conversation(terminal: Terminal) -> None:
     assert terminal.process.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "sign", "code"),
+    [
+        (["serve", "--port", "0"], "}'\r\n", 0),
+        (["bench", "--repetitions", "1000"], "measuring", 130),
+    ],
+)
+def test_ctrl_c_leaves_the_next_prompt_a_line_of_its_own(
+    command: list[str], sign: str, code: int
+) -> None:
+    terminal = Terminal(*command)
+    try:
+        terminal.wait_for(sign)
+        terminal.send("\x03")
+        terminal.wait_for("^C")
+        assert terminal.process.wait(60) == code
+        assert terminal.rest().endswith("\n")
+    finally:
+        terminal.close()
+
+
 def test_info(capfd: pytest.CaptureFixture[str]) -> None:
     out = output(capfd, "info")
     for part in ("llama", "parameters", "context", "chat template", "licence", str(TINY_MODEL)):
@@ -272,9 +302,33 @@ def test_info(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_info_fetches_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = output(capfd, "info", "smollm2")
-    for part in ("SmolLM2-135M-Instruct", "Apache-2.0", "93.8 MiB", "not here yet", "pull smollm2"):
+    for part in ("SmolLM2-135M-Instruct", "Apache-2.0", "98 MB", "not here yet", "pull smollm2"):
         assert part in out
     assert not (tmp_path / "models").exists()
+
+
+LONG_NAME = "a-model:" + "27b-" * 40
+
+
+@pytest.mark.parametrize("command", [["models"], ["info"]])
+def test_tables_hold_names_and_paths_whole(
+    command: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = tmp_path / ("deep/" * 40) / "model.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(TINY_MODEL.read_bytes())
+    model = LocalModel(path, LONG_NAME, LONG_NAME, None, None)
+    monkeypatch.setattr("samovar.hub.list_models", lambda: [model])
+    monkeypatch.setattr("samovar.hub.resolve", lambda name, **options: model)
+    out = output(capfd, *command)
+    assert LONG_NAME in out
+    assert str(path) in out
+    assert "\u2026" not in out
+    assert all(line == line.rstrip() for line in out.splitlines())
 
 
 def test_no_models_yet(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,9 @@ import pytest
 MODEL = str(Path(__file__).parent.parent / "golden/llama.gguf")
 SETTINGS = [
     "-T", "1.3", "-p", "0.95", "--top-k", "50", "--min-p", "0.01", "--repeat-penalty", "1.2",
-    "--repeat-last-n", "20", "-s", "5", "-n", "24", "-t", "1", "--system", "Be brief.",
+    "--repeat-last-n", "20", "-s", "5", "-n", "24", "-t", "1",
 ]  # fmt: skip
+SYSTEM = ["--system", "Be brief."]
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def base_url(environment: dict[str, str]) -> Iterator[str]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "samovar", "serve", MODEL, "--port", "0", *SETTINGS],
+        [sys.executable, "-m", "samovar", "serve", MODEL, "--port", "0", *SETTINGS, *SYSTEM],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -54,8 +55,8 @@ def base_url(environment: dict[str, str]) -> Iterator[str]:
 def test_server_and_command_line_give_the_same_reply(
     base_url: str, environment: dict[str, str]
 ) -> None:
-    def printed(command: str) -> str:
-        arguments = [command, "-m", MODEL, "--prompt", "Once upon a time", *SETTINGS]
+    def printed(command: str, *options: str) -> str:
+        arguments = [command, "-m", MODEL, "--prompt", "Once upon a time", *SETTINGS, *options]
         result = subprocess.run(
             [sys.executable, "-m", "samovar", *arguments],
             stdout=subprocess.PIPE,
@@ -70,5 +71,5 @@ def test_server_and_command_line_give_the_same_reply(
         json={"messages": [{"role": "user", "content": "Once upon a time"}]},
     ).json()
     text = httpx.post(f"{base_url}/completions", json={"prompt": "Once upon a time"}).json()
-    assert printed("chat") == chat["choices"][0]["message"]["content"] + "\n"
+    assert printed("chat", *SYSTEM) == chat["choices"][0]["message"]["content"] + "\n"
     assert printed("generate") == text["choices"][0]["text"] + "\n"

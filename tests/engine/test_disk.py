@@ -123,7 +123,8 @@ def test_another_model_and_another_owner_find_nothing(warm: Path) -> None:
 def test_damaged_files_are_ignored_with_a_warning(
     warm: Path, expected: list[int], damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in block_files(warm):
+    sound = {path: path.read_bytes() for path in block_files(warm)}
+    for path in sound:
         data = bytearray(path.read_bytes())
         if damage == "flipped":
             data[len(data) // 2] ^= 1
@@ -137,9 +138,28 @@ def test_damaged_files_are_ignored_with_a_warning(
         path.write_bytes(changed)
     assert run(start(warm)) == (expected, 0)
     assert "this cached block is ignored" in caplog.text
-    tokens, cached = run(start(warm))
-    assert tokens == expected
-    assert cached >= BLOCK_TOKENS  # what was found damaged is written anew
+    # What was found damaged is written anew, and so is all behind it.
+    assert {path: path.read_bytes() for path in block_files(warm)} == sound
+    assert run(start(warm)) == (expected, 5 * BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("room", [10.0, 7 * 17_000 / 2**30], ids=["much room", "no room to spare"])
+def test_one_start_heals_all_that_is_computed_again(
+    warm: Path, expected: list[int], room: float
+) -> None:
+    # The first block is gone, so that nothing behind it is read, and two of those are damaged.
+    sound = {path: path.read_bytes() for path in block_files(warm)}
+    paths = sorted(sound, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    assert len(paths) == 6
+    paths[0].unlink()
+    for path in paths[2:4]:
+        path.write_bytes(bytes(len(sound[path])))
+    kept = {path: path.stat().st_ino for path in (paths[1], *paths[4:])}
+    assert run(start(warm, cache_disk_gb=room)) == (expected, 0)
+    assert {path: path.read_bytes() for path in block_files(warm)} == sound
+    for path, inode in kept.items():
+        assert path.stat().st_ino == inode  # what is sound is not written again
+    assert run(start(warm)) == (expected, 5 * BLOCK_TOKENS)
 
 
 def test_the_space_is_bounded_and_the_oldest_leave(tmp_path: Path, expected: list[int]) -> None:

@@ -94,7 +94,7 @@ def test_the_pool_is_planned_from_what_is_free() -> None:
     with pytest.raises(MemoryLimit, match=r"choose --ctx of at most 992"):
         plan(32 * block - 1)
     for free in (block - 1, 0, -(2**20)):
-        with pytest.raises(MemoryLimit, match=r"only [01] MiB are free: it cannot run here"):
+        with pytest.raises(MemoryLimit, match=r"only [01] MB are free: it cannot run here"):
             plan(free)
 
 

@@ -176,7 +176,7 @@ def test_a_place_that_cannot_be_written_is_named(index: Index) -> None:
 
 
 def test_a_disk_too_small_is_noticed_before_the_download(index: Index) -> None:
-    with pytest.raises(DownloadError, match=r"MiB are free; make room"):
+    with pytest.raises(DownloadError, match=r"MB are free; make room"):
         fetch(replace(tiny_model(), num_bytes=1 << 60), index.cache, progress=index.progress)
     assert index.calls == []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from samovar.config import Settings
 
-from .conftest import TINY_BASE, Api, settings_for
+from .conftest import TINY_BASE, Api, FindLine, settings_for
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -111,12 +111,84 @@ def test_unknown_token_id(api: Api) -> None:
 def test_unknown_path_and_method(api: Api) -> None:
     assert_error(api.get("/v1/nothing"), 404, "unknown_url")
     assert_error(api.post("/v1/engines/x/completions"), 404, "unknown_url")
+    assert "Unknown path: GET /v1/nothing" in api.get("/v1/nothing").text
     response = api.get(CHAT)
     assert_error(response, 405, None)
     assert response.headers["allow"] == "OPTIONS, POST"
     response = api.request("DELETE", "/v1/models")
     assert_error(response, 405, None)
     assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/embeddings", "Embeddings are not built"),
+        ("/responses", "The Responses API is not built"),
+        ("/responses/resp_1/cancel", "The Responses API is not built"),
+        ("/messages/count_tokens", "Messages API is not built"),
+        ("/rerank/", "Reranking is not built"),
+        ("/tokenize", "Tokenizing is not built"),
+        ("/metrics", "Metrics are not built"),
+        ("/audio/transcriptions", "Audio is not built"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(api: Api, prefix: str, path: str, name: str) -> None:
+    error = assert_error(api.post(prefix + path, {}), 404, "unknown_url")
+    assert name in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "parts"),
+    [
+        (CHAT, {"response_format": {"type": "json_object"}}, ["json_object", '{"type": "text"}']),
+        (CHAT, {"response_format": {"type": "x" * 10_000}}, ["xxx...", '{"type": "text"}']),
+        (CHAT, {"tool_choice": "required"}, ['"required"', '"none" or "auto"']),
+        (CHAT, {"modalities": ["text", "audio"]}, ['["text", "audio"]', '["text"]']),
+        (CHAT, {"verbosity": "low"}, ['"low"', '"medium"']),
+        (CHAT, {"tools": [{}]}, ["leave it out or send []"]),
+        (CHAT, {"audio": {}}, ["leave it out."]),
+        (TEXT, {"suffix": "x"}, ['leave it out or send ""']),
+    ],
+)
+def test_a_refusal_says_what_would_do(
+    api: Api, path: str, field: dict[str, Any], parts: list[str]
+) -> None:
+    body = {"messages": HELLO, "prompt": "a"}
+    message = api.post(path, {**body, **field}).json()["error"]["message"]
+    assert len(message) < 300
+    for part in (f"'{next(iter(field))}'", *parts):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": []}),
+        (CHAT, {"messages": HELLO, "tools": [{}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x " * 500}]}),
+        (TEXT, {"prompt": "a", "a\nb": "\0"}),
+        ("/v1/nothing", {}),
+    ],
+)
+def test_the_log_says_why_a_request_was_refused(
+    api: Api, request_log: FindLine, path: str, body: dict[str, Any]
+) -> None:
+    response = api.post(path, body)
+    error = response.json()["error"]
+    line = request_log(lambda line: line.path == path)
+    assert line.status == response.status_code >= 400
+    assert line.request_id == response.headers["x-request-id"]
+    assert (line.error_code, line.error_param) == (error["code"], error["param"])
+    assert line.error_message == error["message"]
+
+
+def test_a_reply_that_succeeds_has_its_id_in_the_log(api: Api, request_log: FindLine) -> None:
+    response = api.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "mine"})
+    assert response.headers["x-request-id"] == "mine"
+    line = request_log(lambda line: line.request_id == "mine")
+    assert (line.status, line.error_message) == (200, None)
 
 
 def test_body_too_large(api: Api) -> None:

@@ -27,7 +27,7 @@ from samovar.server import health
 from samovar.server.app import ROUTES
 from samovar.server.host import ModelHost
 
-from .conftest import PATIENCE_S, TINY, Api, settings_for
+from .conftest import PATIENCE_S, TINY, Api, FindLine, settings_for
 
 TEXT = {"prompt": "Hello", "max_tokens": 1}
 
@@ -263,6 +263,29 @@ def test_draining(make_api: Callable[[Settings], Api]) -> None:
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "shutting_down"
     assert response.headers["retry-after"]
+
+
+def test_probes_that_succeed_are_logged_once_a_minute(
+    make_api: Callable[[Settings], Api], request_log: FindLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed = make_api(settings_for(preload=False))
+
+    def log_of_three_probes() -> list[int]:
+        """The statuses in the log, up to that of a path which is no probe."""
+        for path in ("/health", "/v1/health", "/health/", "/v1/models"):
+            probed.get(path)
+        statuses: list[int] = []
+        while (line := request_log(lambda line: True)).path != "/v1/models":
+            statuses.append(line.status)
+        return statuses
+
+    assert log_of_three_probes() == [200]
+    assert log_of_three_probes() == []
+    monkeypatch.setattr("samovar.server.record.PROBES_LOGGED_EVERY_S", 0.0)
+    assert log_of_three_probes() == [200, 200, 200]
+    monkeypatch.undo()
+    probed.host.drain()
+    assert log_of_three_probes() == [503, 503, 503]
 
 
 def test_all_who_wait_share_one_load() -> None:

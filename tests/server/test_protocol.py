@@ -22,6 +22,7 @@ from samovar.server.protocol import Protocol
 from .conftest import PATIENCE_S, FindLine, Running, running, settings_for
 
 HOST = b"Host: localhost\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
 def exchange(server: Running, *sent: bytes) -> tuple[int, Any]:
@@ -191,6 +192,27 @@ def test_a_fault_is_no_reply_to_a_request_that_still_waits_for_its_own(server: R
     with server.connect() as sock:
         sock.sendall(post(body) + b"nonsense\r\n\r\n")
         assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "path"),
+    [
+        (b"nonsense\r\n\r\n", "-"),
+        (b"POST /v1/completions HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\nnonsense\r\n", None),
+    ],
+    ids=["head", "body"],
+)
+def test_the_log_says_what_was_wrong_below_http(
+    server: Running, request_log: FindLine, sent: bytes, path: str | None
+) -> None:
+    with server.connect() as sock:
+        sock.sendall(sent)
+        with sock.makefile("rb") as reply:
+            answer = reply.read()
+    line = request_log(lambda line: line.status == 400)
+    assert path in (None, line.path)
+    assert f"x-request-id: {line.request_id}\r\n".encode() in answer
+    assert line.error_message == "Invalid HTTP request received."
 
 
 def test_silence_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

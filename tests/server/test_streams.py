@@ -185,6 +185,26 @@ def assert_gone(server: Running, line: RequestLog) -> None:
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
 
+def test_the_log_says_why_a_stream_broke_off(
+    server: Running, request_log: FindLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("samovar.server.chat.chat_logprobs", fails)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "stream": True}
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        httpx.stream(
+            "POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+        ) as reply,
+    ):
+        reply.read()
+    line = request_log(lambda line: line.request_id == reply.headers["x-request-id"])
+    assert (line.status, line.error_code) == (500, "internal_error")
+    assert line.error_message
+
+
 def test_the_log_line(server: Running, request_log: FindLine) -> None:
     body = {"prompt": "Hello", "max_tokens": 3, "seed": 9, "colour": 1, "temperature": 1.0}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()

@@ -7,6 +7,7 @@ server or numpy does so inside its command, so that help and errors come at once
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,7 +17,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from samovar.errors import SamovarError
+from samovar.log import end_line
 
+# What other programs call our commands, and commands that are still to be built.
+OTHER_NAMES = {
+    "benchmark": "bench",
+    "complete": "generate",
+    "completion": "generate",
+    "download": "pull",
+    "get": "pull",
+    "list": "models",
+    "ls": "models",
+    "run": "chat",
+    "server": "serve",
+    "show": "info",
+    "start": "serve",
+}
+UNBUILT = ("compare", "config", "doctor", "logits", "perplexity", "quantize", "rm", "tokenize")
 INTERRUPTED = 130
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -69,6 +86,7 @@ def _main(arguments: list[str] | None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        end_line()
         return INTERRUPTED
     except SamovarError as error:
         return _fail(str(error))
@@ -100,13 +118,19 @@ def _run(arguments: list[str] | None) -> int:
     except Exception as error:
         # typer's own errors about the command line; where their class lives depends on its version.
         if message := getattr(error, "format_message", None):
-            return _fail(message() + _hint(error))
+            return _fail(message() + _hint(error, message()))
         raise
     return result if isinstance(result, int) else 0
 
 
-def _hint(error: Exception) -> str:
-    """How the command of a usage error takes what was given to it as a bare word."""
+def _hint(error: Exception, message: str) -> str:
+    """What would do instead, where a usage error does not say so itself."""
+    if found := re.fullmatch(r"No such command '(\S+)'\.", message):
+        name = found[1]
+        if name in UNBUILT:
+            return " It is not built in this version."
+        return f" Did you mean '{OTHER_NAMES[name]}'?" if name in OTHER_NAMES else ""
+    # How the command takes what was given to it as a bare word.
     context = getattr(error, "ctx", None)
     if context is None or "unexpected extra argument" not in str(error):
         return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from samovar.cli.bench import bench
 from samovar.cli.chat import chat, generate
 from samovar.cli.models import info, models, pull
 from samovar.cli.serve import serve
+from samovar.log import end_line
 
 COMMANDS = (serve, chat, generate, pull, models, info, bench)
 
@@ -25,8 +28,22 @@ def command() -> Any:
     )
     app.callback(invoke_without_command=True)(samovar)
     for function in COMMANDS:
-        app.command()(function)
+        app.command()(_ending_its_line(function))
     return typer.main.get_command(app)
+
+
+def _ending_its_line(function: Callable[..., int]) -> Callable[..., int]:
+    """The command, with the line of ^C ended when Ctrl-C does; typer makes it an exit code."""
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> int:
+        try:
+            return function(**arguments)
+        except KeyboardInterrupt:
+            end_line()
+            raise
+
+    return run
 
 
 def samovar(

@@ -34,7 +34,11 @@ def _sizes(default: tuple[int, ...], help: str) -> Any:
     return typer.Option(metavar="N,N,...", help=f"{help} Default: {shown}.", show_default=False)
 
 
-@takes_settings("model", "machine")
+@takes_settings(
+    "model",
+    "machine",
+    without=("cache_dir", "cache_disk_gb", "chat_template", "speculate", "system"),
+)
 def bench(
     settings: Settings,
     prefill: Annotated[
@@ -65,11 +69,6 @@ def bench(
     by each number of streams at the first depth. Prompts are random, nothing is guessed ahead, and
     nothing is kept on disk.
     """
-    if settings.speculate == "ngram":
-        raise SettingError(
-            f"{settings.source('speculate')} is 'ngram', but random prompts tell nothing about "
-            "guessing ahead; `samovar bench` measures one token at a time."
-        )
     cases = _Cases(
         prefill=_Sizes.read("--prefill", prefill, PREFILL, 1, MAX_TOKENS),
         depths=_Sizes.read("--depths", depths, DEPTHS, 0, MAX_TOKENS),
@@ -191,8 +190,8 @@ def _load(
         if case.num_blocks > model.num_blocks:
             block_bytes = model.cache.block_bytes
             raise SettingError(
-                f"{case} needs {case.num_blocks * block_bytes >> 20} MiB of KV "
-                f"cache, but there is room for {model.num_blocks * block_bytes >> 20} MiB."
+                f"{case} needs {case.num_blocks * block_bytes / 1e6:.0f} MB of KV cache, but "
+                f"there is room for {model.num_blocks * block_bytes / 1e6:.0f} MB."
             )
     return found.id, model, chosen, Rounds(model, options)
 

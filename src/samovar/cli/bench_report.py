@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from samovar.cli.table import print_table
+
 ARITHMETIC = {"q8": "8-bit", "bf16": "bf16", "f32": "float32"}
 
 
@@ -31,11 +33,11 @@ def print_report(result: dict[str, Any]) -> None:
     peaks = [f"{ARITHMETIC[kind]} {rate / 1e9:.0f}" for kind, rate in limits["macs_per_s"].items()]
     console.print(f"multiplies at best, in GMAC/s: {', '.join(peaks)}")
     console.print()
-    console.print(_figures(result))
+    print_table(_figures(result))
     for profile in result.get("profile", ()):
         console.print()
         console.print(_shares(profile))
-        console.print(_operations(profile))
+        print_table(_operations(profile))
 
 
 def _figures(result: dict[str, Any]) -> Table:

@@ -49,7 +49,7 @@ def chat(
     return _INTERRUPTED if reply.interrupted else 0
 
 
-@takes_settings("model", "sampling", "machine")
+@takes_settings("model", "sampling", "machine", without=("chat_template", "system"))
 def generate(
     settings: Settings,
     prompt: Annotated[

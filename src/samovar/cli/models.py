@@ -12,6 +12,7 @@ import typer
 from samovar.cli.options import takes_settings
 from samovar.cli.progress import progress_bar
 from samovar.cli.reply import find_model
+from samovar.cli.table import print_table
 from samovar.config import Settings, load_settings
 from samovar.log import escape
 
@@ -33,25 +34,24 @@ def pull(
 
 def models() -> int:
     """List the models that are on this machine."""
-    from rich.console import Console
     from rich.table import Table
 
     from samovar import hub
 
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "size", "file"):
-        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if heading == "size" else "left")
     found = hub.list_models()
     for model in found:
         table.add_row(model.alias or model.id, size(model.path.stat().st_size), str(model.path))
     if found:
-        Console(highlight=False, markup=False, soft_wrap=True).print(table)
+        print_table(table)
     else:
         typer.echo("No model is here yet; `samovar pull smollm2` fetches one.", err=True)
     return 0
 
 
-@takes_settings("model", model_argument=True)
+@takes_settings("model", without=("chat_template", "ctx", "system"), model_argument=True)
 def info(settings: Settings) -> int:
     """Describe a model: architecture, size, formats, context, template, licence, place."""
     from samovar import hub
@@ -90,19 +90,18 @@ def info(settings: Settings) -> int:
 
 
 def _print_rows(rows: Mapping[str, object]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in rows.items():
         table.add_row(name, escape(str(value)))  # what a file says must not command the terminal
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    print_table(table)
 
 
 def size(num_bytes: int) -> str:
-    """`num_bytes` in MiB or GiB, for people."""
-    mib = num_bytes / 2**20
-    return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
+    """`num_bytes` in MB (10^6) or GB, for people."""
+    mb = num_bytes / 1e6
+    return f"{mb:.0f} MB" if mb < 1000 else f"{mb / 1000:.2f} GB"
 
 
 def _formats(checkpoint: Checkpoint) -> str:

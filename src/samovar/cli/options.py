@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -29,13 +29,15 @@ _MODEL_ARGUMENT = inspect.Parameter(
 
 
 def takes_settings(
-    *groups: Group, model_argument: bool = False
+    *groups: Group, without: Collection[str] = (), model_argument: bool = False
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """A decorator that gives a command the options of `groups`, as one argument `settings`.
 
-    The command's own parameters stay. model_argument: MODEL can also be given without `--model`.
+    The command's own parameters stay. without: names of options that change nothing for it; as
+    variables and in config.toml they are meant for others.
+    model_argument: MODEL can also be given without `--model`.
     """
-    rows = [option for option in OPTIONS if option.group in groups]
+    rows = [option for option in OPTIONS if option.group in groups and option.name not in without]
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         signature = inspect.signature(command, eval_str=True)
@@ -59,6 +61,16 @@ def takes_settings(
         return run
 
     return decorate
+
+
+def commands_of(option: Option, app: Any) -> list[str]:
+    """The names of the commands of `app`, an object of typer's, that take an option."""
+    name = _PREFIX + option.name
+    return [
+        command.name
+        for command in app.commands.values()
+        if name in {p.name for p in command.params}
+    ]
 
 
 def help_text(option: Option) -> str:

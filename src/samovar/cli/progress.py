@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from samovar.log import LOGGER
+
 _WIDTH_BESIDE = 52  # of everything in a bar but its text
 
 
@@ -17,7 +19,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     is called before its first byte. Where nothing takes long, nothing is shown.
     """
     if not sys.stderr.isatty():
-        yield _lines()
+        yield _lines(lambda line: print(line, file=sys.stderr, flush=True))
         return
     bar = _Bar()
     try:
@@ -26,14 +28,20 @@ def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
         bar.close()
 
 
-def _lines() -> Callable[[str, int, int | None], None]:
+@contextmanager
+def progress_log() -> Iterator[Callable[[str, int, int | None], None]]:
+    """The same for a program whose stderr holds nothing but log lines."""
+    yield _lines(LOGGER.info)
+
+
+def _lines(write: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
     told: set[str] = set()
 
     def tell(what: str, done: int, total: int | None) -> None:
         if done == 0 and what not in told:
             told.add(what)
             size = "" if total is None else f" ({total / 1e6:.0f} MB)"
-            print(f"{what}{size}", file=sys.stderr, flush=True)
+            write(f"{what}{size}")
 
     return tell
 

@@ -51,7 +51,8 @@ class DiskTier:
     A name is a chain of hashes over the identity of model, numerics and KV type, the owner and the
     tokens, so a file is found by the exact prefix alone.  Each file repeats its tokens and
     carries a checksum, keyed by its name, of the block; one that does not agree is deleted with a
-    warning.  What is no block of ours is left alone.  Reads are on the engine's thread, all else
+    warning, and those behind it, which nobody reads then, are compared with what is computed
+    instead.  What is no block of ours is left alone.  Reads are on the engine's thread, all else
     that touches files on one of its own: a block that cannot be written is only not cached.
 
     A block is of use only with all those before it.  So it is written only after them, and counts
@@ -70,6 +71,7 @@ class DiskTier:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # of what both threads change, down to the next empty line
         self._known: OrderedDict[Key, int] = OrderedDict()  # bytes of each file, oldest use first
+        self._unread: set[Key] = set()  # known, of another process and perhaps damaged
         self._num_bytes = 0  # of all that are known
         self._unwritten: set[Key] = set()  # known, but not on disk yet
         self._unwritten_bytes = 0  # of copies that wait, wanted still or not
@@ -101,6 +103,8 @@ class DiskTier:
         path = self._path(key)
         try:
             self._cache.write_block(block, _checked(self._read(path), key, tokens))
+            with self._lock:
+                self._unread.discard(key)
             return True
         except FileNotFoundError:
             pass  # another process may have needed the room
@@ -118,10 +122,15 @@ class DiskTier:
 
         What the disk is too slow or too small for is left out, with all after it; another use is
         another try.  The bytes are copied here: the block may be another's when they are written.
+        A block that is known and was never read was computed again: its file is to hold the same.
         """
         with self._lock:
             self._mark_used(chain)
-            missing = [i for i, each in enumerate(chain) if each.key not in self._known]
+            missing = [
+                i
+                for i, each in enumerate(chain)
+                if each.key not in self._known or each.key in self._unread
+            ]
         for i in missing:
             if not self._store_one(chain, i):
                 break
@@ -164,13 +173,15 @@ class DiskTier:
             is_full = waiting and waiting + self._cache.block_bytes > UNWRITTEN_BYTES
             if not self._writing or is_full:
                 return False
-            if not self._make_room(self._file_bytes, {each.key for each in chain}):
+            more_bytes = self._file_bytes - self._known.get(key, 0)
+            if not self._make_room(more_bytes, {each.key for each in chain}):
                 return False
         try:
             payload = self._cache.read_block(block)
         except MemoryError:
             return False
         with self._lock:
+            self._drop(key)
             self._known[key] = self._file_bytes
             self._num_bytes += self._file_bytes
             self._unwritten.add(key)
@@ -196,6 +207,7 @@ class DiskTier:
         """Knows a block no longer.  The lock is held."""
         self._num_bytes -= self._known.pop(key, 0)
         self._unwritten.discard(key)
+        self._unread.discard(key)
 
     def _read(self, path: Path) -> bytes:
         """A file's bytes.  Raises OSError, and ValueError unless it can be a block's."""
@@ -220,6 +232,7 @@ class DiskTier:
         for _, name, size in sorted(files):
             self._known[bytes.fromhex(name)] = size
             self._num_bytes += size
+        self._unread.update(self._known)
         self._make_room(0)
 
     def _work(self) -> None:
@@ -236,14 +249,24 @@ class DiskTier:
                 self._unwritten.discard(key)
             elif key in self._unwritten:
                 self._drop(key)
+        if not is_written:
+            self._delete(key)  # there may be one that was never read
 
     def _try_to_write(self, key: Key, tokens: tuple[int, ...], payload: bytes) -> bool:
+        path, parts = self._path(key), (_head(tokens), _digest(key, payload), payload)
         try:
-            self._write_file(self._path(key), _head(tokens), _digest(key, payload), payload)
+            if not self._holds(path, parts):
+                self._write_file(path, *parts)
         except (OSError, MemoryError) as error:
             self._note_failure(error)
             return False
         return True
+
+    def _holds(self, path: Path, parts: Sequence[bytes]) -> bool:
+        """Whether a file holds exactly these bytes."""
+        with suppress(OSError, ValueError):
+            return self._read(path) == b"".join(parts)
+        return False
 
     def _write_file(self, path: Path, *parts: bytes) -> None:
         # A name of chance: in containers all processes may have the same id.

@@ -136,7 +136,7 @@ def load_model(
     except MemoryError:
         raise MemoryLimit(
             f"{path.name} could not be loaded: there is not enough memory; "
-            f"{native.available_memory() / 2**20:.0f} MiB are free."
+            f"{native.available_memory() / 1e6:.0f} MB are free."
         ) from None
 
 
@@ -268,8 +268,8 @@ def _refuse_if_larger_than_memory(path: Path, file_bytes: int) -> None:
     free = native.available_memory()
     if file_bytes > free:
         raise MemoryLimit(
-            f"{path.name} needs about {file_bytes / 2**20:.0f} MiB, but only "
-            f"{free / 2**20:.0f} MiB of memory are free."
+            f"{path.name} needs about {file_bytes / 1e6:.0f} MB, but only "
+            f"{free / 1e6:.0f} MB of memory are free."
         )
 
 
@@ -320,8 +320,8 @@ def _plan_blocks(num_ctx: int, max_sequences: int, block_bytes: int, free: int) 
         advice = f"choose --ctx of at most {fits}, or --kv q8" if fits else "it cannot run here"
         raise MemoryLimit(
             f"The KV cache of one context of {num_ctx} tokens needs "
-            f"{one * block_bytes / 2**20:.0f} MiB; beside what else is needed, "
-            f"only {free / 2**20:.0f} MiB are free: "
+            f"{one * block_bytes / 1e6:.0f} MB; beside what else is needed, "
+            f"only {free / 1e6:.0f} MB are free: "
             f"{advice}."
         )
     return min(one * max_sequences, max(one, free // KV_SHARE_OF_FREE_MEMORY // block_bytes))

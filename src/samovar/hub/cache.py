@@ -102,8 +102,8 @@ def require_space(model: KnownModel, directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise DownloadError(
-            f"{model.alias}: needs {needed / 2**20:.0f} MiB in {directory}, but only "
-            f"{free / 2**20:.0f} MiB are free; make room, or set SAMOVAR_CACHE_HOME"
+            f"{model.alias}: needs {needed / 1e6:.0f} MB in {directory}, but only "
+            f"{free / 1e6:.0f} MB are free; make room, or set SAMOVAR_CACHE_HOME"
         )
 
 

@@ -14,13 +14,14 @@ from samovar.config import Settings
 from samovar.server.auth import Keys
 from samovar.server.chat import chat_completions
 from samovar.server.completions import completions
-from samovar.server.errors import HttpError, JsonResponse
+from samovar.server.errors import HttpError, JsonResponse, shutting_down
 from samovar.server.exchange import Exchange
 from samovar.server.health import health
 from samovar.server.host import ModelHost
 from samovar.server.models import get_model, list_models
 from samovar.server.origin import CorsHeaders, OriginPolicy
 from samovar.server.record import SCOPE_KEY, Recorded
+from samovar.server.unbuilt import unbuilt_endpoint
 
 Endpoint = Callable[[Exchange], Awaitable[None]]
 
@@ -92,14 +93,16 @@ class Gate:
             await exchange.reply(Response(status_code=204, headers=answer))
             return
         if path not in OPEN_PATHS:
+            if self._host.draining:
+                raise shutting_down()
             owner = self._keys.check(headers)
             if not self._settings.share_cache:
                 exchange = replace(exchange, owner=owner)
         if not methods:
+            asked = f"{scope['method']} {scope['path'][:200]}"
+            wrong = unbuilt_endpoint(path) or "Unknown path"
             raise HttpError(
-                404,
-                f"Unknown path: {scope['method']} {scope['path'][:200]}.",
-                code="unknown_url",
+                404, f"{wrong}: {asked}. GET / lists what there is.", code="unknown_url"
             )
         if method not in methods:
             allow = _allow(methods)

@@ -11,6 +11,8 @@ from starlette.responses import Response
 from samovar.errors import ContextOverflow, QueueFull, SamovarError, Unavailable
 
 DEFAULT_RETRY_AFTER_S = 30
+LAST_REPLY = {"connection": "close"}  # on what is said while draining: no more will come
+SHUTTING_DOWN = "shutting_down"
 
 
 class HttpError(SamovarError):
@@ -44,7 +46,7 @@ class ClientGone(Exception):
 
 def shutting_down() -> Unavailable:
     """What everybody is told who asks, or still waits, once the server is to end."""
-    return Unavailable("The server is shutting down.", code="shutting_down")
+    return Unavailable("The server is shutting down.", code=SHUTTING_DOWN)
 
 
 def public_error(error: Exception) -> SamovarError:
@@ -83,7 +85,7 @@ def error_headers(error: SamovarError) -> dict[str, str]:
         headers["retry-after"] = str(after_s)
     elif error.status == 500:
         headers["x-should-retry"] = "false"  # the same request would fail in the same way
-    return headers
+    return headers | LAST_REPLY if error.code == SHUTTING_DOWN else headers
 
 
 def error_response(error: SamovarError) -> Response:

@@ -22,7 +22,6 @@ from samovar.server.choices import EncodedPrompt, Pieces, Plan, merge, pieces
 from samovar.server.errors import (
     ClientGone,
     error_body,
-    public_error,
     shutting_down,
 )
 from samovar.server.exchange import Exchange
@@ -138,8 +137,8 @@ async def _send_stream(
         except ClientGone:
             raise
         except Exception as error:
-            exchange.record.failed(error)
-            await events.break_off(error_body(public_error(error)), exchange.scope)
+            told = exchange.record.failed(error)
+            await events.break_off(error_body(told), exchange.scope)
         else:
             await events.end()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from samovar.server.errors import JsonResponse
+from samovar.server.errors import LAST_REPLY, JsonResponse
 from samovar.server.exchange import Exchange
 from samovar.server.host import ModelHost
 
@@ -15,9 +15,12 @@ RETRY_AFTER_S = 1
 
 async def health(exchange: Exchange) -> None:
     """200 when ready, 503 while loading or draining and once the engine is lost or stalled."""
+    exchange.record.is_probe = True
     status, report = _report(exchange.host)
     ready = status == "ok"
-    headers = None if ready else {"retry-after": str(RETRY_AFTER_S)}
+    headers = {} if ready else {"retry-after": str(RETRY_AFTER_S)}
+    if status == "draining":
+        headers |= LAST_REPLY
     body = {"status": status, **report}
     await exchange.reply(JsonResponse(body, 200 if ready else 503, headers))
 

@@ -24,10 +24,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from samovar.log import RequestLog, log_request
+from samovar.log import log_request
 from samovar.server.errors import HttpError, encode_json, error_body
 from samovar.server.limits import MAX_HEADER_BYTES, RECEIVE_TIMEOUT_S, SEND_TIMEOUT_S
-from samovar.server.record import SCOPE_KEY, new_request_id
+from samovar.server.record import SCOPE_KEY, RequestRecord, client_of, new_request_id
 from samovar.server.sse import CUT_OFF
 
 
@@ -222,26 +222,30 @@ class Protocol(HttpToolsProtocol):
         else:  # the fault is in the body of the last request, which may still wait for its turn
             expected = not (self.cycle.response_started or self.pipeline)
         if expected:
+            record = self._record_under_way()
+            is_served = record is not None
+            record = record or RequestRecord(client_of(self.client), "-", "-", new_request_id())
             body = encode_json(error_body(error))
             head = [
                 STATUS_LINE[error.status],
                 b"content-type: application/json\r\n",
                 b"content-length: %d\r\n" % len(body),
-                b"x-request-id: %b\r\n" % new_request_id().encode(),
+                b"x-request-id: %b\r\n" % record.request_id.encode(),
                 b"connection: close\r\n\r\n",
             ]
             self.transport.write(b"".join([*head, body]))
-            self._log(error.status)
+            record.failed(error)
+            if not is_served:
+                log_request(record.log_line())
         self.transport.close()
 
-    def _log(self, status: int) -> None:
-        scope: Mapping[str, Any] = {} if self.cycle is None else self.cycle.scope
-        record = scope.get(SCOPE_KEY)
-        if record is not None and not self.cycle.response_complete:
-            record.status = status  # its own log line comes when the app has noticed
-        else:
-            client = f"{self.client[0]}:{self.client[1]}" if self.client else "-"
-            log_request(RequestLog(client, "-", "-", status, duration_s=0.0))
+    def _record_under_way(self) -> RequestRecord | None:
+        """That of a request which the app serves: its own line comes when the app has noticed."""
+        if self.cycle is None or self.cycle.response_complete:
+            return None
+        scope: Mapping[str, Any] = self.cycle.scope
+        record: RequestRecord | None = scope.get(SCOPE_KEY)
+        return record
 
 
 class _Unframed:

@@ -26,6 +26,7 @@ from samovar.server.sse import cut_off
 from samovar.server.usage import Tally
 
 CLIENT_GONE = 499
+PROBES_LOGGED_EVERY_S = 60.0
 SCOPE_KEY = "samovar.record"
 
 _log = logging.getLogger("samovar.server")
@@ -36,6 +37,8 @@ class RequestRecord:
     """What becomes known of a request while it is served.  Event loop only.
 
     first_token_at: a time.monotonic() moment.
+    error: what the client was told when it was refused or failed.
+    is_probe: whether a program asks this again and again, so that not every line is worth reading.
     """
 
     client: str
@@ -49,6 +52,8 @@ class RequestRecord:
     ignored_fields: tuple[str, ...] = ()
     tally: Tally = field(default_factory=Tally)
     first_token_at: float | None = None
+    error: SamovarError | None = None
+    is_probe: bool = False
 
     def note(self, prompt: int, delta: Delta) -> None:
         """Takes the latest delta of one of the request's prompts."""
@@ -58,13 +63,15 @@ class RequestRecord:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
 
-    def failed(self, error: Exception) -> None:
-        """Takes an error that nobody will see as a status, and logs it if it is ours."""
-        self.status = public_error(error).status
+    def failed(self, error: Exception) -> SamovarError:
+        """Takes why the request fails; what its client is told.  Logs a fault of ours by itself."""
+        self.error = public_error(error)
+        self.status = self.error.status
         if isinstance(error, GenerationFailed):
-            _log.error("%s %s failed: %s", self.method, self.path, error)
+            _log.error("%s %s failed (%s): %s", self.method, self.path, self.request_id, error)
         elif not isinstance(error, SamovarError):
-            _log.error("%s %s failed", self.method, self.path, exc_info=error)
+            _log.error("%s %s failed (%s)", self.method, self.path, self.request_id, exc_info=error)
+        return self.error
 
     def log_line(self) -> RequestLog:
         """The figures of the whole request; those of several replies are summed."""
@@ -85,20 +92,28 @@ class RequestRecord:
             seed=self.seed,
             finish_reason=self.finish_reason,
             ignored_fields=self.ignored_fields,
+            request_id=self.request_id,
+            error_code=None if self.error is None else self.error.code,
+            error_param=None if self.error is None else self.error.param,
+            error_message=None if self.error is None else str(self.error),
         )
 
 
 class Recorded:
-    """Wraps an app: gives it a RequestRecord in the scope, and answers what it raises."""
+    """Wraps an app: gives it a RequestRecord in the scope, and answers what it raises.
+
+    Of probes that succeed one a minute is logged: there may be one a second, all day.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._probe_logged_at = -PROBES_LOGGED_EVERY_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request.  Nothing that the app raises leaves this method."""
         headers = Headers(scope=scope)
         record = RequestRecord(
-            client=_client(scope),
+            client=client_of(scope.get("client")),
             method=scope["method"],
             path=scope["path"],
             request_id=sane_request_id(headers.get("x-request-id")) or new_request_id(),
@@ -118,21 +133,32 @@ class Recorded:
             await self._app(scope, receive, send_recorded)
         except asyncio.CancelledError:
             # The server ends and had no other way to tell us, as while the model was loading.
+            error = record.failed(shutting_down())
             if not started:
-                await error_response(shutting_down())(scope, receive, send_recorded)
+                await error_response(error)(scope, receive, send_recorded)
             else:
                 cut_off(scope)
         except ClientGone:
             if record.status < 400:  # a refusal below us has said better what happened
                 record.status = CLIENT_GONE
-        except Exception as error:
-            record.failed(error)
+        except Exception as fault:
+            error = record.failed(fault)
             if not started:
-                await error_response(public_error(error))(scope, receive, send_recorded)
+                await error_response(error)(scope, receive, send_recorded)
             else:
                 cut_off(scope)
         finally:
-            log_request(record.log_line())
+            if self._is_worth_a_line(record):
+                log_request(record.log_line())
+
+    def _is_worth_a_line(self, record: RequestRecord) -> bool:
+        if not record.is_probe or record.status != 200:
+            return True
+        now = time.monotonic()
+        if now - self._probe_logged_at < PROBES_LOGGED_EVERY_S:
+            return False
+        self._probe_logged_at = now
+        return True
 
 
 def new_request_id() -> str:
@@ -140,6 +166,6 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-def _client(scope: Scope) -> str:
-    client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else "-"
+def client_of(address: tuple[str, int] | None) -> str:
+    """The other end of a connection, as the log names it."""
+    return f"{address[0]}:{address[1]}" if address else "-"

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import nullcontext
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
-from samovar import __version__, log
+from samovar import log
 from samovar.config import Settings
 from samovar.errors import SettingError
 from samovar.hub import Interrupt
 from samovar.server.app import create_app
-from samovar.server.host import ModelHost, ProgressBar, ServedModel, load_model
+from samovar.server.banner import banner
+from samovar.server.host import ModelHost, ProgressBar, load_model
 from samovar.server.limits import KEEP_ALIVE_S
 from samovar.server.protocol import Protocol
-
-if TYPE_CHECKING:
-    from samovar.engine.load import ModelInfo
 
 BACKLOG = 2048
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -96,7 +92,8 @@ def _cannot_listen(host: str, port: int, error: OSError) -> SettingError:
 class Server(uvicorn.Server):
     """uvicorn's server with our start-up lines and our end.
 
-    The first signal stops accepting and lets running replies finish; a second one ends at once.
+    The first signal lets running replies finish; meanwhile it goes on listening, so that a load
+    balancer learns from /health that it ends, and refuses all else.  A second one ends at once.
     interrupt: ends the download that loading the model may have begun.
     """
 
@@ -131,13 +128,11 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
         except OSError as error:  # another process came between binding and listening
             raise _cannot_listen(self._settings.host, self._settings.port, error) from None
-        _print(start_up_lines(self._settings, self._host, served, sockets))
+        _print(banner(self._settings, self._host.id, served, sockets[0].getsockname()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains: no new connection, running replies get their time, then the rest is cut off."""
+        """Drains: nothing new is begun, running replies get their time, the rest is cut off."""
         self._host.drain()
-        for server in self.servers:
-            server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if tasks := set(self.server_state.tasks):
@@ -165,13 +160,18 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Notes the first signal; ends the process at the second, or before there is any reply."""
+        """Notes the first signal; ends the process at the second, or before it listens."""
+        if sig == signal.SIGINT:
+            log.end_line()
         if self.should_exit:
             _end_now(128 + sig)
         self.should_exit = True
         if not self.started:
             self._interrupt.set()
-            _end_now(0)
+            if sig != signal.SIGINT:
+                _end_now(0)
+            log.last_words("interrupted", self._settings.log_format)
+            _end_now(128 + sig)
 
 
 def _end_now(code: int) -> None:
@@ -179,74 +179,6 @@ def _end_now(code: int) -> None:
     os._exit(code)
 
 
-def _print(lines: Sequence[str]) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # whoever started us may not listen
-        print("\n".join(lines), flush=True)
-
-
-def start_up_lines(
-    settings: Settings,
-    host: ModelHost,
-    served: ServedModel | None,
-    sockets: Sequence[socket.socket],
-) -> list[str]:
-    """What is printed once the server listens: what runs, where, and how to try it."""
-    if served is None:
-        lines = [f"samovar {__version__}", f"model     {host.id}, loaded at the first request"]
-        has_template = True
-    else:
-        info = served.engine.engine.info
-        lines = _model_lines(served.id, info)
-        has_template = info.template_name is not None
-    address, port = sockets[0].getsockname()[:2]
-    shown = "localhost" if settings.host == "localhost" else _in_url(address)
-    lines.append(f"listening on http://{shown}:{port}/v1")
-    if not (_is_loopback(address) or settings.api_key):
-        lines.append(
-            "warning: everyone who can reach this address can use the server; "
-            "set a key with SAMOVAR_API_KEY."
-        )
-    lines += ["try it:", *_curl_lines(address, port, settings, has_template)]
-    return lines
-
-
-def _model_lines(model_id: str, info: ModelInfo) -> list[str]:
-    template = info.template_name or "none: chat requests are refused"
-    planned = info.weight_bytes + info.buffer_bytes + info.kv_bytes
-    return [
-        f"samovar {__version__}, {info.isa}",
-        f"model     {model_id}: {info.architecture}, {info.num_parameters / 1e6:.0f}M parameters, "
-        f"loaded in {info.load_s:.2f} s",
-        f"context   {info.num_ctx} of {info.max_ctx} tokens",
-        f"template  {template}",
-        f"threads   {info.threads}",
-        f"KV cache  {info.kv}",
-        f"memory    {_mib(planned)} planned: weights {_mib(info.weight_bytes)}, "
-        f"activations {_mib(info.buffer_bytes)}, KV cache up to {_mib(info.kv_bytes)}",
-    ]
-
-
-def _curl_lines(address: str, port: int, settings: Settings, has_template: bool) -> list[str]:
-    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
-        address = "127.0.0.1" if ":" not in address else "::1"
-    path, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 32}'
-    if has_template:
-        path = "chat/completions"
-        body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
-    key = ' -H "Authorization: Bearer $SAMOVAR_API_KEY"' if settings.api_key else ""
-    return [
-        f"  curl http://{_in_url(address)}:{port}/v1/{path}{key} "
-        f"-H 'Content-Type: application/json' -d '{body}'"
-    ]
-
-
-def _in_url(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"
+        print(text, flush=True)

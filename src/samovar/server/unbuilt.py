@@ -1,7 +1,11 @@
-"""Fields that the API knows and this server does not build: only harmless values pass."""
+"""What the API knows and this server does not build: refused by name.
+
+Of fields harmless values pass.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +26,27 @@ NO_EFFECT = frozenset(
         "user",
     }
 )
+
+MAX_SHOWN_CHARS = 100  # of a value that a message quotes
+
+# By the first part of their paths, without /v1.
+_ENDPOINTS = {
+    "apply-template": "Applying templates is",
+    "audio": "Audio is",
+    "batches": "Batches are",
+    "detokenize": "Detokenizing is",
+    "embeddings": "Embeddings are",
+    "files": "Files are",
+    "fine_tuning": "Fine-tuning is",
+    "images": "Images are",
+    "messages": "Anthropic's Messages API is",
+    "metrics": "Metrics are",
+    "moderations": "Moderations are",
+    "realtime": "The Realtime API is",
+    "rerank": "Reranking is",
+    "responses": "The Responses API is",
+    "tokenize": "Tokenizing is",
+}
 
 _NAMES = {
     bool: "a boolean",
@@ -51,11 +76,20 @@ class Unbuilt:
             raise RequestError(f"'{name}' must be {kinds}.", param=name)
         if any(type(value) is type(ok) and value == ok for ok in self.harmless):
             return
+        passing = " or ".join(map(json.dumps, self.harmless))
         if self.values_differ:
             raise UnsupportedField(
-                f"This value of '{name}' is not supported.", param=name, value=True
+                f"{_shown(value)} is not supported as '{name}'; supported: {passing}.",
+                param=name,
+                value=True,
             )
-        raise UnsupportedField(f"'{name}' is not supported.", param=name)
+        advice = f"leave it out or send {passing}" if passing else "leave it out"
+        raise UnsupportedField(f"'{name}' is not supported; {advice}.", param=name)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
 
 
 def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, Unbuilt]) -> None:
@@ -83,3 +117,9 @@ TEXT_UNBUILT: Mapping[str, Unbuilt] = {
     "response_format": Unbuilt((dict,), ({"type": "text"},), values_differ=True),
     "suffix": Unbuilt((str,), ("",)),
 }
+
+
+def unbuilt_endpoint(path: str) -> str | None:
+    """Why a path, without /v1, is not served, if it is one that clients of the API know."""
+    name = _ENDPOINTS.get(path.split("/")[1])
+    return name and f"{name} not built in this version"
