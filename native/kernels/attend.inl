@@ -33,17 +33,22 @@ SAMOVAR_INLINE Span visible_spans(const AttendArgs& a, Span* spans) {
   return seen;
 }
 
-// Pages lie apart in memory, so that the processor foresees none: each half of one is called for while
-// another is computed.
-template <int locality> SAMOVAR_INLINE void prefetch_half(const uint8_t* half, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64)
-    __builtin_prefetch(half + i, 0, locality);
-}
+// What to call for while a half of a page is read: with each vector, the same place of two other halves.
+// Pages lie apart, so that the processor foresees none, and memory would be idle while values are added.
+struct Ahead {
+  const uint8_t* from;
+  const uint8_t* soon;  // the half that is read next
+  const uint8_t* later; // one that is read when all of this kind are done
+  SAMOVAR_INLINE void operator()(const uint8_t* at) const {
+    __builtin_prefetch(soon + (at - from), 0, 3);
+    __builtin_prefetch(later + (at - from), 0, 2);
+  }
+};
 
 // s[r][t] = (q_r . k_t) * scale for the 32 tokens of a page.
 template <KvType type, int rows>
 SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* keys, int hd, float factor,
-                                float (*scores)[kContextChunk], int position) {
+                                float (*scores)[kContextChunk], int position, const Ahead& ahead) {
   constexpr int units = kAttendUnits;
   for (int t = 0; t < kPageTokens; t += units * kLanes) {
     F acc[units][rows];
@@ -51,14 +56,20 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
     if constexpr (type == KvType::F32) {
       for (int d = 0; d < hd; ++d)
         unroll<units>(SAMOVAR_BODY(auto u) {
-          const F k = load(reinterpret_cast<const float*>(keys) + d * kPageTokens + t + u * kLanes);
+          const uint8_t* at = keys + (d * kPageTokens + t + u * kLanes) * 4;
+          if constexpr (type != KvType::Q8)
+            ahead(at);
+          const F k = load(reinterpret_cast<const float*>(at));
           unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(q[r][d]), k, acc[u][r]); });
         });
     } else {
       for (int d = 0; d < hd; d += 32)
         add_bf16_pairs<rows, units>(
             SAMOVAR_BODY(int i, auto u) {
-              return iload(keys + ((d / 2 + i) * kPageTokens + t + u * kLanes) * 4);
+              const uint8_t* at = keys + ((d / 2 + i) * kPageTokens + t + u * kLanes) * 4;
+              if constexpr (type != KvType::Q8)
+                ahead(at);
+              return iload(at);
             },
             SAMOVAR_BODY(auto odd, int i, auto r) { return q[r][d + 2 * i + odd]; }, acc);
     }
@@ -73,7 +84,7 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
 // o[r][d] += sum over the page's tokens of p[r][t] * v[t][d].
 template <KvType type, int rows>
 SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, const uint8_t* values, int hd,
-                                float* o, int64_t o_stride) {
+                                float* o, int64_t o_stride, const Ahead& ahead) {
   constexpr int units = kAttendUnits;
   for (int d = 0; d < hd; d += units * kLanes) {
     F acc[units][rows];
@@ -83,12 +94,20 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
     if constexpr (type == KvType::F32) {
       for (int t = 0; t < kPageTokens; ++t)
         unroll<units>(SAMOVAR_BODY(auto u) {
-          const F v = load(reinterpret_cast<const float*>(values) + t * hd + d + u * kLanes);
+          const uint8_t* at = values + (t * hd + d + u * kLanes) * 4;
+          if constexpr (type != KvType::Q8)
+            ahead(at);
+          const F v = load(reinterpret_cast<const float*>(at));
           unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(p[r][position + t]), v, acc[u][r]); });
         });
     } else {
       add_bf16_pairs<rows, units>(
-          SAMOVAR_BODY(int i, auto u) { return iload(values + (i * hd + d + u * kLanes) * 4); },
+          SAMOVAR_BODY(int i, auto u) {
+            const uint8_t* at = values + (i * hd + d + u * kLanes) * 4;
+            if constexpr (type != KvType::Q8)
+              ahead(at);
+            return iload(at);
+          },
           SAMOVAR_BODY(auto odd, int i, auto r) { return p[r][position + 2 * i + odd]; }, acc);
     }
     unroll<units>(SAMOVAR_BODY(auto u) {
@@ -158,16 +177,16 @@ template <KvType type> void attend(const AttendArgs& a) {
   const int64_t half = kv_half_bytes(type, hd);
   for (int p = page; p < end; ++p) {
     const uint8_t* keys = a.pages[p];
-    prefetch_half<2>(keys + half, half); // the values are read after all keys
-    if (p + 1 < end)
-      prefetch_half<3>(a.pages[p + 1], half);
+    const Ahead ahead{keys, a.pages[p + 1 < end ? p + 1 : p], keys + half};
     if constexpr (type == KvType::Q8) {
+      for (int64_t i = 0; i < half; i += 64)
+        ahead(keys + i);
       widen_keys(keys, hd, widened);
       keys = widened;
     }
     blocks(
         p, SAMOVAR_BODY(auto rows, int row) {
-          page_scores<type, rows.value>(q + row, keys, hd, a.scale, scores + row, p * kPageTokens);
+          page_scores<type, rows.value>(q + row, keys, hd, a.scale, scores + row, p * kPageTokens, ahead);
         });
   }
   for (int r = 0; r < a.rows; ++r)
@@ -178,14 +197,18 @@ template <KvType type> void attend(const AttendArgs& a) {
 
   for (int p = page; p < end; ++p) {
     const uint8_t* values = a.pages[p] + half;
+    const Ahead ahead{values, p + 1 < end ? a.pages[p + 1] + half : values,
+                      p - page < a.num_next ? a.next[p - page] : values};
     if constexpr (type == KvType::Q8) {
+      for (int64_t i = 0; i < half; i += 64)
+        ahead(values + i);
       widen_values(values, hd, widened);
       values = widened;
     }
     blocks(
         p, SAMOVAR_BODY(auto rows, int row) {
           page_values<type, rows.value>(scores + row, p * kPageTokens, values, hd, a.o + row * a.o_stride,
-                                        a.o_stride);
+                                        a.o_stride, ahead);
         });
   }
   // Whether an unseen page was added or skipped shows in the sign of a zero only: make it positive.

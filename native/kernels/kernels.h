@@ -67,6 +67,8 @@ struct AttendArgs {
   const int32_t* last;         // rows: last visible position
   const uint8_t* const* pages; // one pointer for each page of the chunk
   int num_pages;               // 1..16
+  const uint8_t* const* next;  // pages that the caller attends to next: their keys may be fetched
+  int num_next;                // 0..16
   int32_t base;                // position of the chunk's first token, a multiple of 512
   float scale;
   float* m; // rows

@@ -52,7 +52,7 @@ public:
     const auto index = static_cast<size_t>(item);
     switch (phase) {
     case 0: return store(step, plan, static_cast<int>(item) * store_rows_);
-    case 1: return attend(step, plan, plan.attend()[index]);
+    case 1: return attend(step, plan, index);
     default: return fold(step, plan, plan.fold()[index]);
     }
   }
@@ -94,9 +94,18 @@ private:
                                                                  step.cache->page(spec_.layer, block, h));
   }
 
-  void attend(const Step& step, const AttentionPlan& plan, const AttentionPlan::Item& item) const {
+  // A chunk of an item.
+  struct Part {
+    const AttentionPlan::Item* item;
+    int chunk;
+  };
+
+  void attend(const Step& step, const AttentionPlan& plan, size_t index) const {
+    const AttentionPlan::Item& item = plan.attend()[index];
+    const AttentionPlan::Item* after = index + 1 < plan.attend().size() ? &item + 1 : nullptr;
+    const Part end{after, after ? after->first_chunk : 0};
     if (item.partial >= 0) {
-      attend_chunk(step, item, item.first_chunk, partial_at(step, item.partial));
+      attend_chunk(step, {&item, item.first_chunk}, end, partial_at(step, item.partial));
       return;
     }
     const auto s = static_cast<size_t>(item.seq);
@@ -106,10 +115,11 @@ private:
     alignas(64) float m[2 * kMaxRows], l[2 * kMaxRows], o[2 * kMaxRows * kMaxDim];
     const Partial all{m, l, o};
     const Partial next{m + kMaxRows, l + kMaxRows, o + kMaxRows * shape_.head_dim};
-    attend_chunk(step, item, item.first_chunk, all);
-    for (int c = 1; c < item.num_chunks; ++c) {
-      attend_chunk(step, item, item.first_chunk + c, next);
-      merge(step, item, all, next);
+    for (int c = 0; c < item.num_chunks; ++c) {
+      const Part part{&item, item.first_chunk + c};
+      attend_chunk(step, part, c + 1 < item.num_chunks ? Part{&item, part.chunk + 1} : end, c ? next : all);
+      if (c)
+        merge(step, item, all, next);
     }
     finish(step, item, all);
   }
@@ -123,7 +133,8 @@ private:
     finish(step, item, all);
   }
 
-  void attend_chunk(const Step& step, const AttentionPlan::Item& item, int chunk, const Partial& to) const {
+  void attend_chunk(const Step& step, const Part& part, const Part& after, const Partial& to) const {
+    const AttentionPlan::Item& item = *part.item;
     const float* q[kMaxRows];
     int32_t first[kMaxRows], last[kMaxRows];
     for (int i = 0; i < item.num_rows; ++i) {
@@ -132,20 +143,18 @@ private:
       last[i] = step.positions[static_cast<size_t>(t)];
       first[i] = shape_.first_visible(last[i]);
     }
-    const int32_t base = chunk * kContextChunk;
-    const int num_pages = std::min(kChunkPages, (last[item.num_rows - 1] - base) / kPageTokens + 1);
-    const uint8_t* pages[kChunkPages];
-    const int32_t* block = blocks(step, static_cast<size_t>(item.seq)) + base / kPageTokens;
-    for (int p = 0; p < num_pages; ++p)
-      pages[p] = step.cache->page(spec_.layer, block[p], item.kv_head);
+    const int32_t base = part.chunk * kContextChunk;
+    const uint8_t *pages[kChunkPages], *next[kChunkPages];
     AttendArgs args{};
+    args.num_pages = pages_of(step, part, pages);
+    args.num_next = after.item ? pages_of(step, after, next) : 0;
+    args.next = next;
     args.q = q;
     args.rows = item.num_rows;
     args.hd = shape_.head_dim;
     args.first = first;
     args.last = last;
     args.pages = pages;
-    args.num_pages = num_pages;
     args.base = base;
     args.scale = spec_.scale;
     args.m = to.m;
@@ -153,6 +162,18 @@ private:
     args.o = to.o;
     args.o_stride = shape_.head_dim;
     step.kernels->attend[static_cast<int>(step.cache->type())](args);
+  }
+
+  // The pages that any row of a part sees, in order; returns their number.
+  int pages_of(const Step& step, const Part& part, const uint8_t** pages) const {
+    const AttentionPlan::Item& item = *part.item;
+    const int32_t last = step.positions[static_cast<size_t>(token(step, item, item.num_rows - 1))];
+    const int first_page = part.chunk * kChunkPages;
+    const int count = std::min(kChunkPages, last / kPageTokens - first_page + 1);
+    const int32_t* block = blocks(step, static_cast<size_t>(item.seq)) + first_page;
+    for (int p = 0; p < count; ++p)
+      pages[p] = step.cache->page(spec_.layer, block[p], item.kv_head);
+    return count;
   }
 
   void start(const AttentionPlan::Item& item, const Partial& all) const {

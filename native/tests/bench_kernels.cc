@@ -103,9 +103,20 @@ void bench_attend(const Kernels& kernels, KvType type, int hd, int rows) {
       const uint8_t* pages[16];
       for (int p = 0; p < 16; ++p)
         pages[p] = cache.data() + (c * 16 + p) * page;
-      kernels.attend[static_cast<int>(type)](AttendArgs{queries.data(), rows, hd, first.data(), last.data(),
-                                                        pages, 16, 0, 0.125f, m.data(), l.data(), o.data(),
-                                                        hd});
+      AttendArgs args{};
+      args.q = queries.data();
+      args.rows = rows;
+      args.hd = hd;
+      args.first = first.data();
+      args.last = last.data();
+      args.pages = pages;
+      args.num_pages = 16;
+      args.scale = 0.125f;
+      args.m = m.data();
+      args.l = l.data();
+      args.o = o.data();
+      args.o_stride = hd;
+      kernels.attend[static_cast<int>(type)](args);
     }
   });
   const char* names[] = {"f32", "bf16", "q8"};

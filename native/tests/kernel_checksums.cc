@@ -171,8 +171,20 @@ void attend(const Kernels& kernels, KvType type, Checksum& sum) {
         for (const Floats& row : q)
           rows_q.push_back(row.data());
         Floats m(rows), l(rows), o(rows * (hd + 16));
-        AttendArgs args{rows_q.data(), rows,   hd,       first.data(), last.data(), table.data(), pages,
-                        base,          0.125f, m.data(), l.data(),     o.data(),    hd + 16};
+        AttendArgs args{};
+        args.q = rows_q.data();
+        args.rows = rows;
+        args.hd = hd;
+        args.first = first.data();
+        args.last = last.data();
+        args.pages = table.data();
+        args.num_pages = pages;
+        args.base = base;
+        args.scale = 0.125f;
+        args.m = m.data();
+        args.l = l.data();
+        args.o = o.data();
+        args.o_stride = hd + 16;
         kernels.attend[static_cast<int>(type)](args);
         sum.add(m), sum.add(l), sum.add(o);
         Floats m1(1), l1(1), o1(hd);
