@@ -48,6 +48,14 @@ def test_runners_share_a_pool_from_several_threads() -> None:
         assert set(executor.map(pack, range(200))) == {raw.tobytes()}
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_jobs_follow_each_other_at_once(threads: int) -> None:
+    """A worker that ends a job may still be busy with its end when the next one begins."""
+    pool = native.Pool(threads)
+    for items in (1, 2, 7):
+        assert pool.count(1_000_000, items) == 1_000_000 * items
+
+
 @pytest.mark.parametrize("threads", [0, -1, 1 << 20])
 def test_a_number_of_threads_out_of_range_is_refused(threads: int) -> None:
     with pytest.raises(ValueError, match="threads: expected 1 to"):
