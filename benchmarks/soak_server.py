@@ -85,14 +85,14 @@ def start_short_of_memory(server: Server, num_blocks: int) -> None:
     space = 2**30
     for _ in range(6):
         server.start(space)
-        planned = re.search(r"KV cache up to (\d+) MiB", server.log.read_text())
+        planned = re.search(r"KV cache up to (\d+) MB", server.log.read_text())
         assert planned is not None
-        block_mib = int(planned[1]) / health_of(server)["blocks_total"]
-        excess = int(planned[1]) - num_blocks * block_mib
-        if abs(excess) <= 0.1 * num_blocks * block_mib:
+        block_mb = int(planned[1]) / health_of(server)["blocks_total"]
+        excess = int(planned[1]) - num_blocks * block_mb
+        if abs(excess) <= 0.1 * num_blocks * block_mb:
             return
         server.stop()
-        space -= int(4 * excess * 2**20)
+        space -= int(4 * excess * 10**6)
     raise SystemExit("no address space was found that gives the server few blocks")
 
 
