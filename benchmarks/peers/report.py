@@ -28,7 +28,7 @@ HOW = """\
   (`--speculate off`).
 - llama.cpp is measured with flash attention on and off, and the better of the two counts in each
   row. One that lost a row's first pair by more than {slower:.0%} is left out of the other pairs.
-  It is built for the processor at hand, with AMX.
+  It is built for the processor at hand, with AMX where there is AMX.
 - Engines: `llama-bench`, `llama-batched-bench` and `samovar_worker.py` run in a new process for
   each measurement and do not count loading. Samovar's figures include sampling and making text;
   those of llama.cpp's two programs do not. The batches start from prompts of 16 tokens.
