@@ -193,18 +193,19 @@ NB_MODULE(_native, m) {
   nb::class_<Pool>(m, "Pool", "Threads that run a step; worker 0 is the caller.  Idle, it costs no CPU.")
       .def(nb::init<int>(), "threads"_a)
       .def(
-          "count",
+          "add_up",
           [](Pool& pool, int64_t jobs, int64_t items) {
             check(jobs >= 0, "jobs: expected at least 0, got ", jobs);
             check(items >= 1 && items <= Pool::kMaxItems, "items: expected 1 to ", Pool::kMaxItems, ", got ",
                   items);
-            std::atomic<int64_t> counted{0};
+            std::atomic<int64_t> sum{0};
             for (int64_t job = 0; job < jobs; ++job)
-              pool.each(items, [&](int64_t, int) { counted.fetch_add(1, std::memory_order_relaxed); });
-            return counted.load();
+              pool.each(items,
+                        [&](int64_t item, int) { sum.fetch_add(item + 1, std::memory_order_relaxed); });
+            return sum.load();
           },
           "jobs"_a, "items"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Do jobs of so many empty items, one after the other; the number of items done.  For tests.")
+          "Do jobs of so many items, one after the other; the sum of the items' numbers, from 1.  For tests.")
       .def_prop_ro("threads", &Pool::threads);
 
   nb::class_<Weight>(m, "Weight", "An immutable matrix in panels, packed exactly.")

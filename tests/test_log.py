@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -116,6 +117,14 @@ def test_a_refusal_says_why_in_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert err[20:].startswith(
         "127.0.0.1:5000 POST /v1/chat/completions 400 total 1ms id my\\x20id "
         "code unsupported_value param a\\x20b\\x0a error no 'x\\x0a2026-01-01 00:00:00 forged' yyy"
+    )
+
+
+def test_a_path_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("text")
+    log_request(replace(REFUSED, path="/v1/models 200 total 1ms id forged"))
+    assert written(capsys)[20:].startswith(
+        "127.0.0.1:5000 POST /v1/models\\x20200\\x20total\\x201ms\\x20id\\x20forged 400 "
     )
 
 

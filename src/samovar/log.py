@@ -182,7 +182,7 @@ class _TextFormatter(logging.Formatter):
 
 
 def _request_text(r: RequestLog) -> str:
-    parts = [escape(r.client), escape(r.method), escape(r.path), str(r.status)]
+    parts = [_word(r.client), _word(r.method), _word(r.path), str(r.status)]
     if r.prompt_tokens is not None:
         cached = f" ({r.cached_tokens} cached)" if r.cached_tokens else ""
         parts.append(f"prompt {r.prompt_tokens}{cached}")
