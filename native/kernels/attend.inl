@@ -45,6 +45,11 @@ struct Ahead {
   }
 };
 
+// Whether vector `unit` of a tile begins a line of memory.
+constexpr bool begins_line(int unit) {
+  return unit * kLanes % 16 == 0;
+}
+
 // s[r][t] = (q_r . k_t) * scale for the 32 tokens of a page.
 template <KvType type, int rows>
 SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* keys, int hd, float factor,
@@ -57,7 +62,7 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
       for (int d = 0; d < hd; ++d)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const uint8_t* at = keys + (d * kPageTokens + t + u * kLanes) * 4;
-          if constexpr (type != KvType::Q8)
+          if constexpr (type != KvType::Q8 && begins_line(u.value))
             ahead(at);
           const F k = load(reinterpret_cast<const float*>(at));
           unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(q[r][d]), k, acc[u][r]); });
@@ -67,7 +72,7 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
         add_bf16_pairs<rows, units>(
             SAMOVAR_BODY(int i, auto u) {
               const uint8_t* at = keys + ((d / 2 + i) * kPageTokens + t + u * kLanes) * 4;
-              if constexpr (type != KvType::Q8)
+              if constexpr (type != KvType::Q8 && begins_line(u.value))
                 ahead(at);
               return iload(at);
             },
@@ -95,7 +100,7 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
       for (int t = 0; t < kPageTokens; ++t)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const uint8_t* at = values + (t * hd + d + u * kLanes) * 4;
-          if constexpr (type != KvType::Q8)
+          if constexpr (type != KvType::Q8 && begins_line(u.value))
             ahead(at);
           const F v = load(reinterpret_cast<const float*>(at));
           unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(p[r][position + t]), v, acc[u][r]); });
@@ -104,7 +109,7 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
       add_bf16_pairs<rows, units>(
           SAMOVAR_BODY(int i, auto u) {
             const uint8_t* at = values + (i * hd + d + u * kLanes) * 4;
-            if constexpr (type != KvType::Q8)
+            if constexpr (type != KvType::Q8 && begins_line(u.value))
               ahead(at);
             return iload(at);
           },
