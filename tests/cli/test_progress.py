@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -30,10 +31,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch, *contexts: Calls) -> list[str]:
             with progress_bar() as progress:
                 for call in calls:
                     progress(*call)
-        terminal.flush()
-        sent = os.read(master, 1 << 20).decode()
+    sent = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed, and all has been read
+        while part := os.read(master, 1 << 16):
+            sent += part
     os.close(master)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent.decode())
     return [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
