@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from hypothesis import given, settings, strategies
 from engine_cases import MODEL_PATHS, load, replies
 from samovar import Engine, Request, SamplingParams
 from samovar.engine import disk
-from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.blocks import BLOCK_TOKENS, BlockPool
+from samovar.engine.prefix import PrefixTree
 from samovar.errors import SettingError
 
 PROMPT = tuple(30 + i * 7 % 200 for i in range(5 * BLOCK_TOKENS + 9))
@@ -184,6 +186,7 @@ def test_a_disk_that_cannot_be_written_stops_the_writing_only(
 KILLED_IN_THE_MIDDLE = """
 import os, resource, signal, sys
 from pathlib import Path
+from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import run, start
 print(os.getpid(), flush=True)
@@ -296,6 +299,7 @@ SHARING = """
 import logging, os, sys, time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import PROMPT, REQUEST, replies, run, start
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -370,6 +374,7 @@ def test_an_error_that_passes_costs_some_blocks_only(
 ON_A_FULL_DISK = """
 import logging, sys
 from pathlib import Path
+from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import run, start
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -633,3 +638,55 @@ def test_only_bytes_are_copied_on_the_engines_thread(
     monkeypatch.setattr(disk, "_digest", noting)
     run(start(tmp_path))
     assert set(threads) == {"samovar-disk"}
+
+
+class FakeCache:
+    """Blocks of a few bytes."""
+
+    block_bytes = 8
+
+    def read_block(self, block: int) -> bytes:
+        return bytes(self.block_bytes)
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """How many lines of the package a call runs on this thread."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if "samovar" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("room", [1 << 20, 60 * 200], ids=["much room", "less than it needs"])
+def test_the_work_for_a_block_does_not_grow_with_what_is_before_it(
+    tmp_path: Path, room: int
+) -> None:
+    tier = disk.DiskTier(tmp_path, "model", room, FakeCache())  # type: ignore[arg-type]
+    tree = PrefixTree(BlockPool(400), tier)
+    path = [tree.root("")]
+    tokens = [(i, *range(BLOCK_TOKENS - 1)) for i in range(350)]
+
+    def grow(first: int, last: int) -> None:
+        for each in tokens[first:last]:
+            path.append(tree.insert(path[-1], each, *tree.take(1)))
+
+    grow(0, 20)
+    early = lines_run(lambda: grow(20, 40))
+    grow(40, 330)
+    assert lines_run(lambda: grow(330, 350)) < early * 1.5
+    tree.release(path[1:])
+    tier.close()
+    size = block_files(tmp_path)[0].stat().st_size
+    assert len(block_files(tmp_path)) == min(350, room // size)
+    again = PrefixTree(BlockPool(400), disk.DiskTier(tmp_path, "model", room, FakeCache()))  # type: ignore[arg-type]
+    assert again.is_on_disk(again.root(""), tokens[0], 0)

@@ -12,7 +12,6 @@ import stat
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +22,7 @@ import numpy as np
 
 from samovar import _native as native
 from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.recency import Recency
 
 logger = logging.getLogger("samovar")
 
@@ -70,7 +70,8 @@ class DiskTier:
         self._file_bytes = len(_head((0,) * BLOCK_TOKENS)) + DIGEST_BYTES + cache.block_bytes
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # of what both threads change, down to the next empty line
-        self._known: OrderedDict[Key, int] = OrderedDict()  # bytes of each file, oldest use first
+        self._known: dict[Key, int] = {}  # bytes of each file
+        self._order = Recency()  # of all that are known; a block stands before its parent
         self._unread: set[Key] = set()  # known, of another process and perhaps damaged
         self._num_bytes = 0  # of all that are known
         self._unwritten: set[Key] = set()  # known, but not on disk yet
@@ -98,13 +99,14 @@ class DiskTier:
         with self._lock:
             return key in self._known and key not in self._unwritten
 
-    def load(self, key: Key, tokens: Sequence[int], block: int) -> bool:
+    def load(self, key: Key, tokens: Sequence[int], block: int, parent: Key | None) -> bool:
         """Reads a block into the cache; False, and a warning, if its file is not sound."""
         path = self._path(key)
         try:
             self._cache.write_block(block, _checked(self._read(path), key, tokens))
             with self._lock:
                 self._unread.discard(key)
+                self._mark_used_after(parent, key)
             return True
         except FileNotFoundError:
             pass  # another process may have needed the room
@@ -117,30 +119,36 @@ class DiskTier:
             self._drop(key)
         return False
 
-    def store(self, chain: Sequence[CachedBlock]) -> None:
-        """Notes the use of a prefix, from its first block on, and writes behind what is missing.
+    def store(self, parent: Key | None, new: CachedBlock) -> None:
+        """Writes a block behind, if those before it, up to `parent`, were.
 
-        What the disk is too slow or too small for is left out, with all after it; another use is
-        another try.  The bytes are copied here: the block may be another's when they are written.
+        What the disk is too slow or too small for is left out, with all after it; `touch` tries
+        again.  The bytes are copied here: the block may be another's when they are written.
         A block that is known and was never read was computed again: its file is to hold the same.
         """
         with self._lock:
-            self._mark_used(chain)
-            missing = [
-                i
-                for i, each in enumerate(chain)
-                if each.key not in self._known or each.key in self._unread
-            ]
-        for i in missing:
-            if not self._store_one(chain, i):
-                break
-        if missing:
-            with self._lock:
-                self._mark_used(chain)
+            if parent is not None and (parent not in self._known or parent in self._unread):
+                return
+            self._mark_used_after(parent, new.key)
+            if not self._is_missing(new.key):
+                return
+        self._store_one(parent, new)
+
+    def mark_used(self, chain: Sequence[CachedBlock]) -> None:
+        """Notes the use of a prefix, from its first block on."""
+        with self._lock:
+            for each in reversed(chain):
+                if each.key in self._known:
+                    self._order.put(each.key)
 
     def touch(self, chain: Sequence[CachedBlock]) -> None:
-        """As `store`, and the times of the files tell it to those who find them."""
-        self.store(chain)
+        """As `mark_used`, stores what is missing, and lets the times of the files tell the use."""
+        self.mark_used(chain)
+        with self._lock:
+            missing = [i for i, each in enumerate(chain) if self._is_missing(each.key)]
+        for i in missing:
+            if not self._store_one(chain[i - 1].key if i else None, chain[i]):
+                break
         with self._lock:
             is_task_waiting = bool(self._used)
             for each in reversed(chain):
@@ -160,52 +168,66 @@ class DiskTier:
     def _path(self, key: Key) -> Path:
         return self._directory / key.hex()
 
-    def _mark_used(self, chain: Sequence[CachedBlock]) -> None:
-        for each in reversed(chain):
-            if each.key in self._known:
-                self._known.move_to_end(each.key)
+    def _is_missing(self, key: Key) -> bool:
+        """Whether a block is unknown or perhaps damaged.  The lock is held."""
+        return key not in self._known or key in self._unread
 
-    def _store_one(self, chain: Sequence[CachedBlock], index: int) -> bool:
+    def _mark_used_after(self, parent: Key | None, key: Key) -> None:
+        """Notes the use of a known block as a little longer ago than its parent's, which is known.
+
+        The lock is held.
+        """
+        if key in self._known and (parent is None or parent in self._known):
+            self._order.put(key, before=parent)
+
+    def _store_one(self, parent: Key | None, new: CachedBlock) -> bool:
         """Queues a block of which all before it are known; whether that could be done."""
-        key, tokens, block = chain[index]
+        key, tokens, block = new
         with self._lock:
             waiting = self._unwritten_bytes
             is_full = waiting and waiting + self._cache.block_bytes > UNWRITTEN_BYTES
             if not self._writing or is_full:
                 return False
-            more_bytes = self._file_bytes - self._known.get(key, 0)
-            if not self._make_room(more_bytes, {each.key for each in chain}):
+            # Of all before it the parent stands first, so no other can be the oldest.
+            if not self._make_room(self._file_bytes - self._known.get(key, 0), (parent, key)):
                 return False
         try:
             payload = self._cache.read_block(block)
         except MemoryError:
             return False
         with self._lock:
+            if parent is not None and parent not in self._known:
+                return False  # it could not be written
             self._drop(key)
-            self._known[key] = self._file_bytes
-            self._num_bytes += self._file_bytes
+            self._add(key, self._file_bytes, parent)
             self._unwritten.add(key)
             self._unwritten_bytes += len(payload)
-        parent = chain[index - 1].key if index else None
         self._tasks.put(partial(self._write, parent, key, tokens, payload))
         return True
 
-    def _make_room(self, num_bytes: int, needed: Collection[Key] = ()) -> bool:
+    def _make_room(self, num_bytes: int, needed: Collection[Key | None] = ()) -> bool:
         """Gives up what was used longest ago until so many bytes may be added.
 
         False if that would take blocks that are `needed`.  The lock is held.
         """
-        while self._known and self._num_bytes + num_bytes > self._max_bytes:
-            oldest = next(iter(self._known))
-            if oldest in needed:
+        while self._num_bytes + num_bytes > self._max_bytes:
+            oldest = self._order.oldest
+            if oldest is None or oldest in needed:
                 return False
             self._drop(oldest)
             self._tasks.put(partial(self._delete, oldest))
-        return self._num_bytes + num_bytes <= self._max_bytes
+        return True
+
+    def _add(self, key: Key, num_bytes: int, parent: Key | None = None) -> None:
+        """Knows one more block, right before its parent in the order.  The lock is held."""
+        self._known[key] = num_bytes
+        self._num_bytes += num_bytes
+        self._order.put(key, before=parent)
 
     def _drop(self, key: Key) -> None:
         """Knows a block no longer.  The lock is held."""
         self._num_bytes -= self._known.pop(key, 0)
+        self._order.discard(key)
         self._unwritten.discard(key)
         self._unread.discard(key)
 
@@ -230,8 +252,7 @@ class DiskTier:
                 elif NAME.fullmatch(entry.name):
                     files.append((info.st_mtime_ns, entry.name, info.st_size))
         for _, name, size in sorted(files):
-            self._known[bytes.fromhex(name)] = size
-            self._num_bytes += size
+            self._add(bytes.fromhex(name), size)
         self._unread.update(self._known)
         self._make_room(0)
 

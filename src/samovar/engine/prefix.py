@@ -82,7 +82,8 @@ class PrefixTree:
         """
         assert self._disk is not None
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        if not self._disk.load(self._disk.child(node.key, block_tokens), block_tokens, block):
+        key = self._disk.child(node.key, block_tokens)
+        if not self._disk.load(key, block_tokens, block, _key_on_disk(node)):
             return None
         loaded = self._add(node, block_tokens, block)
         loaded.holders = 1
@@ -125,7 +126,7 @@ class PrefixTree:
             known = self._add(parent, tokens, block)
             known.holders = 1
             if self._disk is not None and len(tokens) == BLOCK_TOKENS:
-                self._disk.store(_chain(known))
+                self._disk.store(_key_on_disk(parent), CachedBlock(known.key, tokens, block))
         else:
             self._pool.give_back([block])  # the same tokens after the same tokens: the same bits
             self.hold(known)
@@ -179,6 +180,11 @@ class PrefixTree:
         node.parent = None
         self.num_nodes -= 1
         self._pool.give_back([node.block])
+
+
+def _key_on_disk(node: Node) -> bytes | None:
+    """The name of a node's file; None for a root, which has none."""
+    return None if node.parent is None else node.key
 
 
 def _chain(node: Node) -> list[CachedBlock]:
