@@ -587,7 +587,9 @@ def test_alone_it_reads_step_by_step_as_well(warm: Path, expected: list[int]) ->
     assert len(reads) == 5  # what was read is kept
 
 
-def test_a_prompt_without_room_reads_and_displaces_nothing(warm: Path) -> None:
+def test_a_prompt_without_room_reads_and_displaces_nothing(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = start(warm, num_blocks=16)
     reads = count_reads(engine)
     replies(engine, [short(1, num_blocks=2)])
@@ -596,11 +598,21 @@ def test_a_prompt_without_room_reads_and_displaces_nothing(warm: Path) -> None:
         pass
     cached = engine.stats().blocks_cached
     assert cached
-    engine.submit(REQUEST)
-    step(engine)
-    assert engine.stats().waiting == 1
-    assert engine.stats().blocks_cached == cached
+    # Of one that waits all is on disk, of the other a part is in memory as well.
+    assert engine._disk is not None
+    used: list[object] = []
+    for name in ("store", "touch", "mark_used"):
+        monkeypatch.setattr(engine._disk, name, lambda *what: used.append(what))
+    for waiting in (REQUEST, replace(REQUEST, id="3", prompt=(1, *PROMPT))):
+        engine.submit(waiting)
+        for _ in range(3):
+            step(engine)
+            assert engine.stats().waiting == 1
+            assert engine.stats().blocks_cached == cached
+            engine.check_blocks()
+        engine.abort(waiting.id)
     assert not reads
+    assert not used
 
 
 def test_time_spent_on_reading_is_no_cost_of_the_prompt(

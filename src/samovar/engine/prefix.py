@@ -107,6 +107,13 @@ class PrefixTree:
         self._idle.pop(node, None)
         node.holders += 1
 
+    def hold_path(self, nodes: Sequence[Node]) -> None:
+        """Notes one more sequence on a path, given from the root outwards."""
+        if nodes and self._disk is not None:
+            self._disk.mark_used(_chain(nodes[-1]))
+        for node in nodes:
+            self.hold(node)
+
     def release(self, nodes: Sequence[Node]) -> None:
         """Takes one sequence off its path, given from the root outwards."""
         if nodes and self._disk is not None:
