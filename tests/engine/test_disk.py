@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -162,6 +163,42 @@ def test_one_start_heals_all_that_is_computed_again(
     for path, inode in kept.items():
         assert path.stat().st_ino == inode  # what is sound is not written again
     assert run(start(warm)) == (expected, 5 * BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("trouble", ["full", "passing"])
+def test_sound_files_outlive_a_disk_in_trouble(
+    warm: Path, expected: list[int], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first block is gone when it is looked for, so that all behind it are compared.
+    sound = {path: path.read_bytes() for path in block_files(warm)}
+    paths = sorted(sound, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    data = sound[paths[0]]
+    paths[0].unlink()
+    engine = start(warm)
+    assert engine._disk is not None
+
+    def fail(path: Path, *parts: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    def fail_for_others(path: Path) -> bytes:
+        if path in paths[1:]:
+            raise OSError(errno.EMFILE, "too many files")
+        return read(path)
+
+    read = engine._disk._read
+    if trouble == "full":
+        paths[5].write_bytes(bytes(len(data)))
+    else:
+        monkeypatch.setattr(engine._disk, "_read", fail_for_others)
+    monkeypatch.setattr(engine._disk, "_write_file", fail)
+    may_write = threading.Event()
+    engine._disk._tasks.put(lambda: may_write.wait(60) and None)
+    assert replies(engine, [REQUEST])["r"][0] == expected
+    paths[0].write_bytes(data)  # by another process
+    engine._disk._writing = trouble == "passing"
+    may_write.set()
+    engine.close()
+    assert block_files(warm) == sorted(paths[:5] if trouble == "full" else paths)
 
 
 def test_the_space_is_bounded_and_the_oldest_leave(tmp_path: Path, expected: list[int]) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -43,6 +44,14 @@ class CachedBlock(NamedTuple):
     key: Key
     tokens: tuple[int, ...]
     block: int
+
+
+class FileState(Enum):
+    """What a file holds, beside what it should: DIFFERS if there is none, too."""
+
+    SAME = auto()
+    DIFFERS = auto()
+    UNREADABLE = auto()  # now; it may be sound
 
 
 class DiskTier:
@@ -101,7 +110,7 @@ class DiskTier:
 
     def load(self, key: Key, tokens: Sequence[int], block: int, parent: Key | None) -> bool:
         """Reads a block into the cache; False, and a warning, if its file is not sound."""
-        path = self._path(key)
+        path, is_damaged = self._path(key), False
         try:
             self._cache.write_block(block, _checked(self._read(path), key, tokens))
             with self._lock:
@@ -112,11 +121,11 @@ class DiskTier:
             pass  # another process may have needed the room
         except (OSError, ValueError, MemoryError) as error:
             logger.warning("%s: this cached block is ignored: %s", path, error)
-            if isinstance(error, ValueError):
-                with suppress(OSError):
-                    path.unlink()
+            is_damaged = isinstance(error, ValueError)
         with self._lock:
             self._drop(key)
+        if is_damaged:
+            self._tasks.put(partial(self._delete, key))
         return False
 
     def store(self, parent: Key | None, new: CachedBlock) -> None:
@@ -263,31 +272,46 @@ class DiskTier:
     def _write(self, parent: Key | None, key: Key, tokens: tuple[int, ...], payload: bytes) -> None:
         with self._lock:
             is_wanted = key in self._unwritten and (parent is None or parent in self._known)
-        is_written = is_wanted and self._writing and self._try_to_write(key, tokens, payload)
+        parts = _head(tokens), _digest(key, payload), payload
+        state = self._write_if_it_differs(key, parts) if is_wanted else FileState.DIFFERS
         with self._lock:
             self._unwritten_bytes -= len(payload)
-            if is_written:
+            if state is FileState.UNREADABLE and key in self._unwritten:
+                self._unread.add(key)  # it takes its room still
+            if state is not FileState.DIFFERS:
                 self._unwritten.discard(key)
             elif key in self._unwritten:
                 self._drop(key)
-        if not is_written:
+        if state is FileState.DIFFERS:
             self._delete(key)  # there may be one that was never read
 
-    def _try_to_write(self, key: Key, tokens: tuple[int, ...], payload: bytes) -> bool:
-        path, parts = self._path(key), (_head(tokens), _digest(key, payload), payload)
-        try:
-            if not self._holds(path, parts):
+    def _write_if_it_differs(self, key: Key, parts: Sequence[bytes]) -> FileState:
+        """How the file is afterwards."""
+        path = self._path(key)
+        state = self._compare(path, parts)
+        if state is not FileState.SAME and self._writing:
+            try:
                 self._write_file(path, *parts)
-        except (OSError, MemoryError) as error:
-            self._note_failure(error)
-            return False
-        return True
+            except (OSError, MemoryError) as error:
+                self._note_failure(error)
+            else:
+                return FileState.SAME
+        return state
 
-    def _holds(self, path: Path, parts: Sequence[bytes]) -> bool:
+    def _compare(self, path: Path, parts: Sequence[bytes]) -> FileState:
         """Whether a file holds exactly these bytes."""
-        with suppress(OSError, ValueError):
-            return self._read(path) == b"".join(parts)
-        return False
+        try:
+            data = self._read(path)
+        except ValueError:
+            return FileState.DIFFERS
+        except (OSError, MemoryError):
+            return FileState.UNREADABLE if os.path.lexists(path) else FileState.DIFFERS
+        start = 0
+        for part in parts:
+            if not data.startswith(part, start):
+                return FileState.DIFFERS
+            start += len(part)
+        return FileState.SAME
 
     def _write_file(self, path: Path, *parts: bytes) -> None:
         # A name of chance: in containers all processes may have the same id.

@@ -196,7 +196,7 @@ class Scheduler:
 
     def _place(self, seq: Sequence) -> bool:
         """Gives a sequence what is in memory of it and blocks for the rest, or nothing."""
-        node, path = self._root(seq), []
+        node, path = self._root(seq), list[Node]()
         while seq.can_reuse(len(path)) and (
             child := self.tree.child(node, seq.tokens, len(path) * BLOCK_TOKENS)
         ):
