@@ -181,6 +181,7 @@ class Scheduler:
     def _release(self, seq: Sequence) -> None:
         if seq.reads_prompt_logprobs:
             seq.prompt_logprobs.clear()  # cached blocks hold no logits: it begins again
+        seq.note_release()
         self.tree.release(seq.path)
         self.tree.give_back(seq.blocks)
         seq.path, seq.blocks, seq.computed = [], [], 0
