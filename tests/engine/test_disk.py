@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,7 +24,8 @@ from hypothesis import given, settings, strategies
 from engine_cases import MODEL_PATHS, load, replies
 from samovar import Engine, Request, SamplingParams
 from samovar.engine import disk
-from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.blocks import BLOCK_TOKENS, BlockPool
+from samovar.engine.prefix import PrefixTree
 from samovar.errors import SettingError
 
 PROMPT = tuple(30 + i * 7 % 200 for i in range(5 * BLOCK_TOKENS + 9))
@@ -162,6 +165,42 @@ def test_one_start_heals_all_that_is_computed_again(
     assert run(start(warm)) == (expected, 5 * BLOCK_TOKENS)
 
 
+@pytest.mark.parametrize("trouble", ["full", "passing"])
+def test_sound_files_outlive_a_disk_in_trouble(
+    warm: Path, expected: list[int], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first block is gone when it is looked for, so that all behind it are compared.
+    sound = {path: path.read_bytes() for path in block_files(warm)}
+    paths = sorted(sound, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    data = sound[paths[0]]
+    paths[0].unlink()
+    engine = start(warm)
+    assert engine._disk is not None
+
+    def fail(path: Path, *parts: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    def fail_for_others(path: Path) -> bytes:
+        if path in paths[1:]:
+            raise OSError(errno.EMFILE, "too many files")
+        return read(path)
+
+    read = engine._disk._read
+    if trouble == "full":
+        paths[5].write_bytes(bytes(len(data)))
+    else:
+        monkeypatch.setattr(engine._disk, "_read", fail_for_others)
+    monkeypatch.setattr(engine._disk, "_write_file", fail)
+    may_write = threading.Event()
+    engine._disk._tasks.put(lambda: may_write.wait(60) and None)
+    assert replies(engine, [REQUEST])["r"][0] == expected
+    paths[0].write_bytes(data)  # by another process
+    engine._disk._writing = trouble == "passing"
+    may_write.set()
+    engine.close()
+    assert block_files(warm) == sorted(paths[:5] if trouble == "full" else paths)
+
+
 def test_the_space_is_bounded_and_the_oldest_leave(tmp_path: Path, expected: list[int]) -> None:
     size = 17_000  # a block of this model and a little
     engine = start(tmp_path, cache_disk_gb=3 * size / 2**30)
@@ -184,6 +223,7 @@ def test_a_disk_that_cannot_be_written_stops_the_writing_only(
 KILLED_IN_THE_MIDDLE = """
 import os, resource, signal, sys
 from pathlib import Path
+from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import run, start
 print(os.getpid(), flush=True)
@@ -296,6 +336,7 @@ SHARING = """
 import logging, os, sys, time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import PROMPT, REQUEST, replies, run, start
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -370,6 +411,7 @@ def test_an_error_that_passes_costs_some_blocks_only(
 ON_A_FULL_DISK = """
 import logging, sys
 from pathlib import Path
+from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import run, start
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -582,7 +624,9 @@ def test_alone_it_reads_step_by_step_as_well(warm: Path, expected: list[int]) ->
     assert len(reads) == 5  # what was read is kept
 
 
-def test_a_prompt_without_room_reads_and_displaces_nothing(warm: Path) -> None:
+def test_a_prompt_without_room_reads_and_displaces_nothing(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = start(warm, num_blocks=16)
     reads = count_reads(engine)
     replies(engine, [short(1, num_blocks=2)])
@@ -591,11 +635,21 @@ def test_a_prompt_without_room_reads_and_displaces_nothing(warm: Path) -> None:
         pass
     cached = engine.stats().blocks_cached
     assert cached
-    engine.submit(REQUEST)
-    step(engine)
-    assert engine.stats().waiting == 1
-    assert engine.stats().blocks_cached == cached
+    # Of one that waits all is on disk, of the other a part is in memory as well.
+    assert engine._disk is not None
+    used: list[object] = []
+    for name in ("store", "touch", "mark_used"):
+        monkeypatch.setattr(engine._disk, name, lambda *what: used.append(what))
+    for waiting in (REQUEST, replace(REQUEST, id="3", prompt=(1, *PROMPT))):
+        engine.submit(waiting)
+        for _ in range(3):
+            step(engine)
+            assert engine.stats().waiting == 1
+            assert engine.stats().blocks_cached == cached
+            engine.check_blocks()
+        engine.abort(waiting.id)
     assert not reads
+    assert not used
 
 
 def test_time_spent_on_reading_is_no_cost_of_the_prompt(
@@ -633,3 +687,55 @@ def test_only_bytes_are_copied_on_the_engines_thread(
     monkeypatch.setattr(disk, "_digest", noting)
     run(start(tmp_path))
     assert set(threads) == {"samovar-disk"}
+
+
+class FakeCache:
+    """Blocks of a few bytes."""
+
+    block_bytes = 8
+
+    def read_block(self, block: int) -> bytes:
+        return bytes(self.block_bytes)
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """How many lines of the package a call runs on this thread."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if "samovar" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("room", [1 << 20, 60 * 200], ids=["much room", "less than it needs"])
+def test_the_work_for_a_block_does_not_grow_with_what_is_before_it(
+    tmp_path: Path, room: int
+) -> None:
+    tier = disk.DiskTier(tmp_path, "model", room, FakeCache())  # type: ignore[arg-type]
+    tree = PrefixTree(BlockPool(400), tier)
+    path = [tree.root("")]
+    tokens = [(i, *range(BLOCK_TOKENS - 1)) for i in range(350)]
+
+    def grow(first: int, last: int) -> None:
+        for each in tokens[first:last]:
+            path.append(tree.insert(path[-1], each, *tree.take(1)))
+
+    grow(0, 20)
+    early = lines_run(lambda: grow(20, 40))
+    grow(40, 330)
+    assert lines_run(lambda: grow(330, 350)) < early * 1.5
+    tree.release(path[1:])
+    tier.close()
+    size = block_files(tmp_path)[0].stat().st_size
+    assert len(block_files(tmp_path)) == min(350, room // size)
+    again = PrefixTree(BlockPool(400), disk.DiskTier(tmp_path, "model", room, FakeCache()))  # type: ignore[arg-type]
+    assert again.is_on_disk(again.root(""), tokens[0], 0)

@@ -283,6 +283,7 @@ def test_cached_tokens_are_those_that_others_computed(byte_tokenizer: Tokenizer)
     seq = Sequence(request, byte_tokenizer, 1000)
 
     def place(num_found: int) -> int | None:
+        seq.note_release()
         seq.computed = num_found
         seq.note_place()
         return seq.cached
@@ -295,10 +296,16 @@ def test_cached_tokens_are_those_that_others_computed(byte_tokenizer: Tokenizer)
     assert place(64) == 64  # what it had found has left the cache meanwhile
     seq.note_adopted(32)
     assert seq.usage().cached_tokens == 96
+    assert place(0) == 0
+    seq.note_adopted(160)  # its own are among them, read from disk or computed by another
+    assert seq.cached == 96
+    assert place(64) == 64
+    seq.note_adopted(128)  # the last 32 are beyond all that it computed
+    assert seq.cached == 128
     seq.append(TOKEN)
     place(0)
     seq.note_adopted(192)
-    assert seq.usage().cached_tokens == 96
+    assert seq.usage().cached_tokens == 128
 
 
 def test_what_is_found_again_after_giving_way_is_counted_once(byte_tokenizer: Tokenizer) -> None:

@@ -12,9 +12,9 @@ import stat
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -23,6 +23,7 @@ import numpy as np
 
 from samovar import _native as native
 from samovar.engine.blocks import BLOCK_TOKENS
+from samovar.engine.recency import Recency
 
 logger = logging.getLogger("samovar")
 
@@ -43,6 +44,14 @@ class CachedBlock(NamedTuple):
     key: Key
     tokens: tuple[int, ...]
     block: int
+
+
+class FileState(Enum):
+    """What a file holds, beside what it should: DIFFERS if there is none, too."""
+
+    SAME = auto()
+    DIFFERS = auto()
+    UNREADABLE = auto()  # now; it may be sound
 
 
 class DiskTier:
@@ -70,7 +79,8 @@ class DiskTier:
         self._file_bytes = len(_head((0,) * BLOCK_TOKENS)) + DIGEST_BYTES + cache.block_bytes
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # of what both threads change, down to the next empty line
-        self._known: OrderedDict[Key, int] = OrderedDict()  # bytes of each file, oldest use first
+        self._known: dict[Key, int] = {}  # bytes of each file
+        self._order = Recency()  # of all that are known; a block stands before its parent
         self._unread: set[Key] = set()  # known, of another process and perhaps damaged
         self._num_bytes = 0  # of all that are known
         self._unwritten: set[Key] = set()  # known, but not on disk yet
@@ -98,49 +108,56 @@ class DiskTier:
         with self._lock:
             return key in self._known and key not in self._unwritten
 
-    def load(self, key: Key, tokens: Sequence[int], block: int) -> bool:
+    def load(self, key: Key, tokens: Sequence[int], block: int, parent: Key | None) -> bool:
         """Reads a block into the cache; False, and a warning, if its file is not sound."""
-        path = self._path(key)
+        path, is_damaged = self._path(key), False
         try:
             self._cache.write_block(block, _checked(self._read(path), key, tokens))
             with self._lock:
                 self._unread.discard(key)
+                self._mark_used_after(parent, key)
             return True
         except FileNotFoundError:
             pass  # another process may have needed the room
         except (OSError, ValueError, MemoryError) as error:
             logger.warning("%s: this cached block is ignored: %s", path, error)
-            if isinstance(error, ValueError):
-                with suppress(OSError):
-                    path.unlink()
+            is_damaged = isinstance(error, ValueError)
         with self._lock:
             self._drop(key)
+        if is_damaged:
+            self._tasks.put(partial(self._delete, key))
         return False
 
-    def store(self, chain: Sequence[CachedBlock]) -> None:
-        """Notes the use of a prefix, from its first block on, and writes behind what is missing.
+    def store(self, parent: Key | None, new: CachedBlock) -> None:
+        """Writes a block behind, if those before it, up to `parent`, were.
 
-        What the disk is too slow or too small for is left out, with all after it; another use is
-        another try.  The bytes are copied here: the block may be another's when they are written.
+        What the disk is too slow or too small for is left out, with all after it; `touch` tries
+        again.  The bytes are copied here: the block may be another's when they are written.
         A block that is known and was never read was computed again: its file is to hold the same.
         """
         with self._lock:
-            self._mark_used(chain)
-            missing = [
-                i
-                for i, each in enumerate(chain)
-                if each.key not in self._known or each.key in self._unread
-            ]
-        for i in missing:
-            if not self._store_one(chain, i):
-                break
-        if missing:
-            with self._lock:
-                self._mark_used(chain)
+            if parent is not None and (parent not in self._known or parent in self._unread):
+                return
+            self._mark_used_after(parent, new.key)
+            if not self._is_missing(new.key):
+                return
+        self._store_one(parent, new)
+
+    def mark_used(self, chain: Sequence[CachedBlock]) -> None:
+        """Notes the use of a prefix, from its first block on."""
+        with self._lock:
+            for each in reversed(chain):
+                if each.key in self._known:
+                    self._order.put(each.key)
 
     def touch(self, chain: Sequence[CachedBlock]) -> None:
-        """As `store`, and the times of the files tell it to those who find them."""
-        self.store(chain)
+        """As `mark_used`, stores what is missing, and lets the times of the files tell the use."""
+        self.mark_used(chain)
+        with self._lock:
+            missing = [i for i, each in enumerate(chain) if self._is_missing(each.key)]
+        for i in missing:
+            if not self._store_one(chain[i - 1].key if i else None, chain[i]):
+                break
         with self._lock:
             is_task_waiting = bool(self._used)
             for each in reversed(chain):
@@ -160,52 +177,66 @@ class DiskTier:
     def _path(self, key: Key) -> Path:
         return self._directory / key.hex()
 
-    def _mark_used(self, chain: Sequence[CachedBlock]) -> None:
-        for each in reversed(chain):
-            if each.key in self._known:
-                self._known.move_to_end(each.key)
+    def _is_missing(self, key: Key) -> bool:
+        """Whether a block is unknown or perhaps damaged.  The lock is held."""
+        return key not in self._known or key in self._unread
 
-    def _store_one(self, chain: Sequence[CachedBlock], index: int) -> bool:
+    def _mark_used_after(self, parent: Key | None, key: Key) -> None:
+        """Notes the use of a known block as a little longer ago than its parent's, which is known.
+
+        The lock is held.
+        """
+        if key in self._known and (parent is None or parent in self._known):
+            self._order.put(key, before=parent)
+
+    def _store_one(self, parent: Key | None, new: CachedBlock) -> bool:
         """Queues a block of which all before it are known; whether that could be done."""
-        key, tokens, block = chain[index]
+        key, tokens, block = new
         with self._lock:
             waiting = self._unwritten_bytes
             is_full = waiting and waiting + self._cache.block_bytes > UNWRITTEN_BYTES
             if not self._writing or is_full:
                 return False
-            more_bytes = self._file_bytes - self._known.get(key, 0)
-            if not self._make_room(more_bytes, {each.key for each in chain}):
+            # Of all before it the parent stands first, so no other can be the oldest.
+            if not self._make_room(self._file_bytes - self._known.get(key, 0), (parent, key)):
                 return False
         try:
             payload = self._cache.read_block(block)
         except MemoryError:
             return False
         with self._lock:
+            if parent is not None and parent not in self._known:
+                return False  # it could not be written
             self._drop(key)
-            self._known[key] = self._file_bytes
-            self._num_bytes += self._file_bytes
+            self._add(key, self._file_bytes, parent)
             self._unwritten.add(key)
             self._unwritten_bytes += len(payload)
-        parent = chain[index - 1].key if index else None
         self._tasks.put(partial(self._write, parent, key, tokens, payload))
         return True
 
-    def _make_room(self, num_bytes: int, needed: Collection[Key] = ()) -> bool:
+    def _make_room(self, num_bytes: int, needed: Collection[Key | None] = ()) -> bool:
         """Gives up what was used longest ago until so many bytes may be added.
 
         False if that would take blocks that are `needed`.  The lock is held.
         """
-        while self._known and self._num_bytes + num_bytes > self._max_bytes:
-            oldest = next(iter(self._known))
-            if oldest in needed:
+        while self._num_bytes + num_bytes > self._max_bytes:
+            oldest = self._order.oldest
+            if oldest is None or oldest in needed:
                 return False
             self._drop(oldest)
             self._tasks.put(partial(self._delete, oldest))
-        return self._num_bytes + num_bytes <= self._max_bytes
+        return True
+
+    def _add(self, key: Key, num_bytes: int, parent: Key | None = None) -> None:
+        """Knows one more block, right before its parent in the order.  The lock is held."""
+        self._known[key] = num_bytes
+        self._num_bytes += num_bytes
+        self._order.put(key, before=parent)
 
     def _drop(self, key: Key) -> None:
         """Knows a block no longer.  The lock is held."""
         self._num_bytes -= self._known.pop(key, 0)
+        self._order.discard(key)
         self._unwritten.discard(key)
         self._unread.discard(key)
 
@@ -230,8 +261,7 @@ class DiskTier:
                 elif NAME.fullmatch(entry.name):
                     files.append((info.st_mtime_ns, entry.name, info.st_size))
         for _, name, size in sorted(files):
-            self._known[bytes.fromhex(name)] = size
-            self._num_bytes += size
+            self._add(bytes.fromhex(name), size)
         self._unread.update(self._known)
         self._make_room(0)
 
@@ -242,31 +272,46 @@ class DiskTier:
     def _write(self, parent: Key | None, key: Key, tokens: tuple[int, ...], payload: bytes) -> None:
         with self._lock:
             is_wanted = key in self._unwritten and (parent is None or parent in self._known)
-        is_written = is_wanted and self._writing and self._try_to_write(key, tokens, payload)
+        parts = _head(tokens), _digest(key, payload), payload
+        state = self._write_if_it_differs(key, parts) if is_wanted else FileState.DIFFERS
         with self._lock:
             self._unwritten_bytes -= len(payload)
-            if is_written:
+            if state is FileState.UNREADABLE and key in self._unwritten:
+                self._unread.add(key)  # it takes its room still
+            if state is not FileState.DIFFERS:
                 self._unwritten.discard(key)
             elif key in self._unwritten:
                 self._drop(key)
-        if not is_written:
+        if state is FileState.DIFFERS:
             self._delete(key)  # there may be one that was never read
 
-    def _try_to_write(self, key: Key, tokens: tuple[int, ...], payload: bytes) -> bool:
-        path, parts = self._path(key), (_head(tokens), _digest(key, payload), payload)
-        try:
-            if not self._holds(path, parts):
+    def _write_if_it_differs(self, key: Key, parts: Sequence[bytes]) -> FileState:
+        """How the file is afterwards."""
+        path = self._path(key)
+        state = self._compare(path, parts)
+        if state is not FileState.SAME and self._writing:
+            try:
                 self._write_file(path, *parts)
-        except (OSError, MemoryError) as error:
-            self._note_failure(error)
-            return False
-        return True
+            except (OSError, MemoryError) as error:
+                self._note_failure(error)
+            else:
+                return FileState.SAME
+        return state
 
-    def _holds(self, path: Path, parts: Sequence[bytes]) -> bool:
+    def _compare(self, path: Path, parts: Sequence[bytes]) -> FileState:
         """Whether a file holds exactly these bytes."""
-        with suppress(OSError, ValueError):
-            return self._read(path) == b"".join(parts)
-        return False
+        try:
+            data = self._read(path)
+        except ValueError:
+            return FileState.DIFFERS
+        except (OSError, MemoryError):
+            return FileState.UNREADABLE if os.path.lexists(path) else FileState.DIFFERS
+        start = 0
+        for part in parts:
+            if not data.startswith(part, start):
+                return FileState.DIFFERS
+            start += len(part)
+        return FileState.SAME
 
     def _write_file(self, path: Path, *parts: bytes) -> None:
         # A name of chance: in containers all processes may have the same id.

@@ -82,7 +82,8 @@ class PrefixTree:
         """
         assert self._disk is not None
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        if not self._disk.load(self._disk.child(node.key, block_tokens), block_tokens, block):
+        key = self._disk.child(node.key, block_tokens)
+        if not self._disk.load(key, block_tokens, block, _key_on_disk(node)):
             return None
         loaded = self._add(node, block_tokens, block)
         loaded.holders = 1
@@ -106,6 +107,13 @@ class PrefixTree:
         self._idle.pop(node, None)
         node.holders += 1
 
+    def hold_path(self, nodes: Sequence[Node]) -> None:
+        """Notes one more sequence on a path, given from the root outwards."""
+        if nodes and self._disk is not None:
+            self._disk.mark_used(_chain(nodes[-1]))
+        for node in nodes:
+            self.hold(node)
+
     def release(self, nodes: Sequence[Node]) -> None:
         """Takes one sequence off its path, given from the root outwards."""
         if nodes and self._disk is not None:
@@ -125,7 +133,7 @@ class PrefixTree:
             known = self._add(parent, tokens, block)
             known.holders = 1
             if self._disk is not None and len(tokens) == BLOCK_TOKENS:
-                self._disk.store(_chain(known))
+                self._disk.store(_key_on_disk(parent), CachedBlock(known.key, tokens, block))
         else:
             self._pool.give_back([block])  # the same tokens after the same tokens: the same bits
             self.hold(known)
@@ -179,6 +187,11 @@ class PrefixTree:
         node.parent = None
         self.num_nodes -= 1
         self._pool.give_back([node.block])
+
+
+def _key_on_disk(node: Node) -> bytes | None:
+    """The name of a node's file; None for a root, which has none."""
+    return None if node.parent is None else node.key
 
 
 def _chain(node: Node) -> list[CachedBlock]:

@@ -181,6 +181,7 @@ class Scheduler:
     def _release(self, seq: Sequence) -> None:
         if seq.reads_prompt_logprobs:
             seq.prompt_logprobs.clear()  # cached blocks hold no logits: it begins again
+        seq.note_release()
         self.tree.release(seq.path)
         self.tree.give_back(seq.blocks)
         seq.path, seq.blocks, seq.computed = [], [], 0
@@ -196,17 +197,18 @@ class Scheduler:
 
     def _place(self, seq: Sequence) -> bool:
         """Gives a sequence what is in memory of it and blocks for the rest, or nothing."""
-        node = self._root(seq)
-        while seq.can_reuse(len(seq.path)) and (
-            child := self.tree.child(node, seq.tokens, len(seq.path) * BLOCK_TOKENS)
+        node, path = self._root(seq), list[Node]()
+        while seq.can_reuse(len(path)) and (
+            child := self.tree.child(node, seq.tokens, len(path) * BLOCK_TOKENS)
         ):
-            self.tree.hold(child)
-            seq.path.append(child)
+            path.append(child)
             node = child
-        need = blocks_for(len(seq.tokens)) - len(seq.path)
-        if need > self.tree.num_available:
-            self._release(seq)
+        need = blocks_for(len(seq.tokens)) - len(path)
+        num_idle = sum(not each.holders for each in path)  # which will be held
+        if need > self.tree.num_available - num_idle:
             return False
+        self.tree.hold_path(path)
+        seq.path = path
         seq.computed = len(seq.path) * BLOCK_TOKENS
         if self._is_on_disk(seq):
             seq.blocks = self.tree.take(need)  # the first will be read as a whole

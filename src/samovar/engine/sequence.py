@@ -47,6 +47,9 @@ class Sequence:
         self.blocks: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self.cached: int | None = None  # prompt tokens that were found in the cache
+        self._num_found = 0  # that had been found when it last computed some itself
+        self._furthest = 0  # tokens that it had then; what is found beyond is another's
+        self._taken = 0  # of `computed`, up to where it last found some
         self.num_prompt = len(request.prompt)
         room = num_ctx - self.num_prompt
         self._max_reply = min(request.max_tokens or room, room)
@@ -105,17 +108,30 @@ class Sequence:
 
     def note_place(self) -> None:
         """Counts what was found in the cache by a sequence that was just given its blocks."""
+        self._taken = self.computed
         if self.cached is None:
             self.cached = self.computed
         elif self._counts_cached:
-            # What it has computed itself before it gave way is not counted, even if it is found.
-            self.cached = min(self.cached, self.computed)
+            self.cached = self._count_found(0, 0)
 
     def note_adopted(self, count: int) -> None:
-        """Counts tokens that another sequence has computed meanwhile."""
-        self.computed += count
+        """Counts tokens that another sequence has computed meanwhile, or that are on disk."""
+        before = self.computed
+        self.computed = self._taken = before + count
         if self._counts_cached:
-            self.cached = (self.cached or 0) + count
+            self.cached = self._count_found(self.cached or 0, before)
+
+    def note_release(self) -> None:
+        """Remembers what it computed itself: when that is found again it is not counted."""
+        if self._counts_cached and self.computed > self._taken:
+            self._num_found, self._furthest = self.cached or 0, max(self._furthest, self.computed)
+        self._taken = 0
+
+    def _count_found(self, cached: int, before: int) -> int:
+        """`cached` and what was found of the tokens from `before` to `computed`."""
+        new = max(0, self.computed - max(before, self._furthest))
+        again = self.computed - before - new
+        return cached + new + min(again, max(0, self._num_found - cached))
 
     @property
     def _counts_cached(self) -> bool:
