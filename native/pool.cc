@@ -109,8 +109,8 @@ void Pool::take_turn(int worker, uint32_t event) {
   const int64_t item = claim(worker);
   if (item < 0)
     return wait(event);
-  const int64_t items =
-      items_.load(std::memory_order_relaxed); // now: once the item is done they may be others
+  // Read now: once the item is done, they may be another phase's.
+  const int64_t items = items_.load(std::memory_order_relaxed);
   job_->run(item, worker);
   if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items)
     open(job_->next_phase(worker));

@@ -92,8 +92,8 @@ template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulA
 }
 
 // Calls for what will be read soon, so that one core keeps memory busy.  In a single pass that is the chunk
-// about 2 KB ahead in each panel of the tile (4 KB in a lone panel); a
-// stream that ends goes on in the next tile.  Several passes divide the panels of the next tile among them.
+// about 2 KB ahead in each panel of the tile (4 KB in a lone panel); a stream that ends goes on in the next
+// tile.  Several passes divide the panels of the next tile among them.
 template <Form form, class T>
 SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c,
                                    int num_chunks) {

@@ -137,35 +137,38 @@ def test_a_running_reply_finishes() -> None:
         assert process.returncode == 0
 
 
+@contextmanager
+def long_reply(url: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream that lasts, after its first event."""
+    body = {"prompt": LONG_PROMPTS, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+        lines = reply.iter_lines()
+        next(line for line in lines if line.startswith("data: "))
+        yield lines
+
+
 def test_while_a_reply_finishes_health_says_so_and_all_else_is_refused() -> None:
-    with serving("-t", "1") as (process, _, url):
-        body = {"prompt": LONG_PROMPTS, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
-            lines = reply.iter_lines()
-            next(line for line in lines if line.startswith("data: "))
-            process.send_signal(signal.SIGTERM)
-            assert process.stderr is not None
-            assert "shutting down" in process.stderr.readline()
-            health = httpx.get(f"{url}/health", timeout=PATIENCE_S)
-            assert (health.status_code, health.json()["status"]) == (503, "draining")
-            models = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S)
-            assert models.json()["error"]["code"] == "shutting_down"
-            for refused in (health, models):
-                assert refused.status_code == 503
-                assert refused.headers["connection"] == "close"
-                assert refused.headers["retry-after"]
-            assert next(line for line in lines if line.startswith("data: "))  # it goes on
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
+    with serving("-t", "1") as (process, _, url), long_reply(url) as lines:
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert "shutting down" in process.stderr.readline()
+        health = httpx.get(f"{url}/health", timeout=PATIENCE_S)
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        models = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S)
+        assert models.json()["error"]["code"] == "shutting_down"
+        for refused in (health, models):
+            assert refused.status_code == 503
+            assert refused.headers["connection"] == "close"
+            assert refused.headers["retry-after"]
+        assert next(line for line in lines if line.startswith("data: "))  # it goes on
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=PATIENCE_S)
 
 
 def test_a_reply_that_is_cut_off_says_so() -> None:
     options = ("-t", "1", "--drain-timeout", "0", "--log-format", "json")
     with serving(*options) as (process, _, url):
-        body = {"prompt": LONG_PROMPTS, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
-            lines = reply.iter_lines()
-            next(line for line in lines if line.startswith("data: "))
+        with long_reply(url) as lines:
             process.send_signal(signal.SIGINT)
             rest = []
             with pytest.raises(httpx.RemoteProtocolError):
@@ -178,10 +181,7 @@ def test_a_reply_that_is_cut_off_says_so() -> None:
 
 def test_a_second_signal_ends_at_once() -> None:
     with serving("-t", "1") as (process, _, url):
-        body = {"prompt": LONG_PROMPTS, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
-            lines = reply.iter_lines()
-            next(line for line in lines if line.startswith("data: "))
+        with long_reply(url):
             process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
             assert "shutting down" in process.stderr.readline()
