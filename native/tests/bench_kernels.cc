@@ -58,16 +58,7 @@ void bench_matmul(const Kernels& kernels, Form form, int k, int n) {
   std::printf("%-9s %-5s k=%d n=%d %6.1f MB:", kernels.name, kFormNames[static_cast<int>(form)], k, n,
               bytes * 1e-6);
   for (int rows : {1, 2, 4, 6, 8, 16, 64}) {
-    MatmulArgs args{};
-    args.x = x.data();
-    args.x_stride = stride;
-    args.rows = rows;
-    args.k = k;
-    args.w = w.data();
-    args.panel_stride = panel;
-    args.n = n;
-    args.out = out.data();
-    args.out_stride = n;
+    const MatmulArgs args = matmul_args(x, rows, w, form, k, n, out.data(), n);
     const double s =
         best_of(bytes * rows > 200000000 ? 3 : 9, [&] { kernels.matmul[static_cast<int>(form)](args); });
     if (rows == 1)

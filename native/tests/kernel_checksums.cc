@@ -96,16 +96,7 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
     const Floats bias = activations(n, random);
     const int64_t out_stride = n + 3;
     Floats out = activations(static_cast<int>(out_stride) * rows, random), plus = out;
-    MatmulArgs args{};
-    args.x = x.data();
-    args.x_stride = stride;
-    args.rows = rows;
-    args.k = k;
-    args.w = w.data();
-    args.panel_stride = panel;
-    args.n = n;
-    args.out = out.data();
-    args.out_stride = out_stride;
+    MatmulArgs args = matmul_args(x, rows, w, form, k, n, out.data(), out_stride);
     if (mode == 1) {
       args.bias = bias.data();
       args.add = out.data();

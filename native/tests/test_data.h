@@ -96,4 +96,20 @@ inline void fill_panels(Form form, uint8_t* p, int64_t bytes, Random& random) {
   }
 }
 
+// out = x . w: rows of k numbers, n outputs, nothing added.
+inline MatmulArgs matmul_args(Buffer& x, int rows, Buffer& w, Form form, int k, int n, float* out,
+                              int64_t out_stride) {
+  MatmulArgs args{};
+  args.x = x.data();
+  args.x_stride = row_bytes(input_row(form), k);
+  args.rows = rows;
+  args.k = k;
+  args.w = w.data();
+  args.panel_stride = panel_bytes(form, k);
+  args.n = n;
+  args.out = out;
+  args.out_stride = out_stride;
+  return args;
+}
+
 } // namespace samovar::test
