@@ -24,6 +24,8 @@ namespace samovar {
 CpuFeatures detect_cpu() {
   CpuFeatures f;
   unsigned a, b, c, d;
+  f.amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx &&
+          d == signature_AMD_edx;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX))
     return f;
   unsigned lo, hi;

@@ -26,6 +26,7 @@ struct CpuFeatures {
   bool avx512_bf16 = false;
   bool amx_int8 = false; // the unit exists; its use must still be asked of the kernel
   bool amx_bf16 = false;
+  bool amd = false;
   bool dotprod = false;
   bool i8mm = false;
 

@@ -34,6 +34,8 @@ SAMOVAR_INLINE void attend_few_rows(KvType type, const AttendArgs& a) {
 
 #include "../kernels/attend.inl"
 
+#include "../kernels/softmax_bf16.inl"
+
 #include "../kernels/attend_tiles.inl"
 
 #include "../kernels/peak_tiles.inl"

@@ -51,9 +51,9 @@ constexpr bool begins_line(int unit) {
 }
 
 // s[r][t] = (q_r . k_t) * scale for the 32 tokens of a page.
-template <KvType type, int rows>
+template <KvType type, int rows, class Fetch>
 SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* keys, int hd, float factor,
-                                float (*scores)[kContextChunk], int position, const Ahead& ahead) {
+                                float (*scores)[kContextChunk], int position, Fetch fetch) {
   constexpr int units = kAttendUnits;
   for (int t = 0; t < kPageTokens; t += units * kLanes) {
     F acc[units][rows];
@@ -62,8 +62,8 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
       for (int d = 0; d < hd; ++d)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const uint8_t* at = keys + (d * kPageTokens + t + u * kLanes) * 4;
-          if constexpr (type != KvType::Q8 && begins_line(u.value))
-            ahead(at);
+          if constexpr (begins_line(u.value))
+            fetch(at);
           const F k = load(reinterpret_cast<const float*>(at));
           unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(q[r][d]), k, acc[u][r]); });
         });
@@ -72,8 +72,8 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
         add_bf16_pairs<rows, units>(
             SAMOVAR_BODY(int i, auto u) {
               const uint8_t* at = keys + ((d / 2 + i) * kPageTokens + t + u * kLanes) * 4;
-              if constexpr (type != KvType::Q8 && begins_line(u.value))
-                ahead(at);
+              if constexpr (begins_line(u.value))
+                fetch(at);
               return iload(at);
             },
             SAMOVAR_BODY(auto odd, int i, auto r) { return q[r][d + 2 * i + odd]; }, acc);
@@ -87,9 +87,9 @@ SAMOVAR_INLINE void page_scores(const float (*q)[kMaxHeadDim], const uint8_t* ke
 }
 
 // o[r][d] += sum over the page's tokens of p[r][t] * v[t][d].
-template <KvType type, int rows>
+template <KvType type, int rows, class Fetch>
 SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, const uint8_t* values, int hd,
-                                float* o, int64_t o_stride, const Ahead& ahead) {
+                                float* o, int64_t o_stride, Fetch fetch) {
   constexpr int units = kAttendUnits;
   for (int d = 0; d < hd; d += units * kLanes) {
     F acc[units][rows];
@@ -100,8 +100,8 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
       for (int t = 0; t < kPageTokens; ++t)
         unroll<units>(SAMOVAR_BODY(auto u) {
           const uint8_t* at = values + (t * hd + d + u * kLanes) * 4;
-          if constexpr (type != KvType::Q8 && begins_line(u.value))
-            ahead(at);
+          if constexpr (begins_line(u.value))
+            fetch(at);
           const F v = load(reinterpret_cast<const float*>(at));
           unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = fma(set1(p[r][position + t]), v, acc[u][r]); });
         });
@@ -109,8 +109,8 @@ SAMOVAR_INLINE void page_values(const float (*p)[kContextChunk], int position, c
       add_bf16_pairs<rows, units>(
           SAMOVAR_BODY(int i, auto u) {
             const uint8_t* at = values + (i * hd + d + u * kLanes) * 4;
-            if constexpr (type != KvType::Q8 && begins_line(u.value))
-              ahead(at);
+            if constexpr (begins_line(u.value))
+              fetch(at);
             return iload(at);
           },
           SAMOVAR_BODY(auto odd, int i, auto r) { return p[r][position + 2 * i + odd]; }, acc);
@@ -144,62 +144,71 @@ template <KvType type> SAMOVAR_INLINE float softmax(float* s, int page, int end,
   return sum16(lanes);
 }
 
-template <KvType type> void attend(const AttendArgs& a) {
-  alignas(64) float q[kMaxAttendRows][kMaxHeadDim];
-  alignas(64) float scores[kMaxAttendRows][kContextChunk];
-  alignas(64) uint8_t widened[type == KvType::Q8 ? kv_half_bytes(KvType::BF16, kMaxHeadDim) : 64];
-  const int hd = a.hd;
-  Span spans[kMaxAttendRows];
-  const Span seen = visible_spans(a, spans);
+// Rows that have seen nothing yet.
+SAMOVAR_INLINE void begin_rows(const AttendArgs& a) {
   for (int r = 0; r < a.rows; ++r) {
     a.m[r] = -kInfinity;
     a.l[r] = 0;
-    for (int d = 0; d < hd; d += kLanes) {
+    for (int d = 0; d < a.hd; d += kLanes)
       store(a.o + r * a.o_stride + d, zero());
-      const F x = load(a.q[r] + d);
-      store(q[r] + d, type == KvType::F32 ? x : round_to_bf16(x));
-    }
   }
-  if (seen.first > seen.last)
-    return;
-  const int page = seen.first / kPageTokens, end = seen.last / kPageTokens + 1;
+}
 
-  // body(Index<rows>, row) for blocks of rows that see page p
-  const auto blocks = SAMOVAR_BODY(int p, auto body) {
-    const auto block = SAMOVAR_BODY(auto rows, int row) {
-      bool any = false;
-      for (int r = row; r < row + rows; ++r)
-        any |= spans[r].meets_page(p);
-      if (any)
-        body(rows, row);
-    };
-    int row = 0;
-    for (; row + kAttendRows <= a.rows; row += kAttendRows)
-      block(Index<kAttendRows>{}, row);
-    rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row); });
+// body(Index<rows>, row, fetch) for blocks of rows that see page p; the first of them fetches.
+template <class Fetch, class Body>
+SAMOVAR_INLINE void for_row_blocks(const AttendArgs& a, const Span* spans, int p, Fetch fetch, Body body) {
+  const auto block = SAMOVAR_BODY(auto rows, int row, auto fetching) {
+    bool any = false;
+    for (int r = row; r < row + rows; ++r)
+      any |= spans[r].meets_page(p);
+    if (any)
+      body(rows, row, fetching);
   };
+  const auto rest = SAMOVAR_BODY(int row, auto fetching) {
+    rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row, fetching); });
+  };
+  if (a.rows < kAttendRows)
+    return rest(0, fetch);
+  const auto nothing = [](const uint8_t*) {};
+  block(Index<kAttendRows>{}, 0, fetch);
+  int row = kAttendRows;
+  for (; row + kAttendRows <= a.rows; row += kAttendRows)
+    block(Index<kAttendRows>{}, row, nothing);
+  rest(row, nothing);
+}
 
-  const int64_t half = kv_half_bytes(type, hd);
+// Whether an unseen page was added or skipped shows in the sign of a zero only: it becomes positive.
+SAMOVAR_INLINE void make_zeros_positive(const AttendArgs& a) {
+  for (int r = 0; r < a.rows; ++r)
+    for (int d = 0; d < a.hd; d += kLanes) {
+      float* o = a.o + r * a.o_stride + d;
+      store(o, add(load(o), zero()));
+    }
+}
+
+// body(page, its keys as BF16 or F32, a function to call with each line read) for the pages [page, end).
+template <KvType type, class Body>
+SAMOVAR_INLINE void for_keys(const AttendArgs& a, int page, int end, Body body) {
+  alignas(64) uint8_t widened[type == KvType::Q8 ? kv_half_bytes(KvType::BF16, kMaxHeadDim) : 64];
+  const int64_t half = kv_half_bytes(type, a.hd);
   for (int p = page; p < end; ++p) {
     const uint8_t* keys = a.pages[p];
     const Ahead ahead{keys, a.pages[p + 1 < end ? p + 1 : p], keys + half};
     if constexpr (type == KvType::Q8) {
       for (int64_t i = 0; i < half; i += 64)
         ahead(keys + i);
-      widen_keys(keys, hd, widened);
-      keys = widened;
-    }
-    blocks(
-        p, SAMOVAR_BODY(auto rows, int row) {
-          page_scores<type, rows.value>(q + row, keys, hd, a.scale, scores + row, p * kPageTokens, ahead);
-        });
+      widen_keys(keys, a.hd, widened);
+      body(p, widened, [](const uint8_t*) {});
+    } else
+      body(p, keys, ahead);
   }
-  for (int r = 0; r < a.rows; ++r)
-    if (spans[r].first <= spans[r].last)
-      a.l[r] = softmax<type>(scores[r], page, end, spans[r], a.m[r]);
-    else
-      __builtin_memset(scores[r] + page * kPageTokens, 0, (end - page) * kPageTokens * sizeof(float));
+}
 
+// The same for values.
+template <KvType type, class Body>
+SAMOVAR_INLINE void for_values(const AttendArgs& a, int page, int end, Body body) {
+  alignas(64) uint8_t widened[type == KvType::Q8 ? kv_half_bytes(KvType::BF16, kMaxHeadDim) : 64];
+  const int64_t half = kv_half_bytes(type, a.hd);
   for (int p = page; p < end; ++p) {
     const uint8_t* values = a.pages[p] + half;
     const Ahead ahead{values, p + 1 < end ? a.pages[p + 1] + half : values,
@@ -207,21 +216,49 @@ template <KvType type> void attend(const AttendArgs& a) {
     if constexpr (type == KvType::Q8) {
       for (int64_t i = 0; i < half; i += 64)
         ahead(values + i);
-      widen_values(values, hd, widened);
-      values = widened;
-    }
-    blocks(
-        p, SAMOVAR_BODY(auto rows, int row) {
-          page_values<type, rows.value>(scores + row, p * kPageTokens, values, hd, a.o + row * a.o_stride,
-                                        a.o_stride, ahead);
-        });
+      widen_values(values, a.hd, widened);
+      body(p, widened, [](const uint8_t*) {});
+    } else
+      body(p, values, ahead);
   }
-  // Whether an unseen page was added or skipped shows in the sign of a zero only: make it positive.
+}
+
+template <KvType type> void attend(const AttendArgs& a) {
+  alignas(64) float q[kMaxAttendRows][kMaxHeadDim];
+  alignas(64) float scores[kMaxAttendRows][kContextChunk];
+  Span spans[kMaxAttendRows];
+  const Span seen = visible_spans(a, spans);
+  begin_rows(a);
+  if (seen.first > seen.last)
+    return;
+  const int page = seen.first / kPageTokens, end = seen.last / kPageTokens + 1;
   for (int r = 0; r < a.rows; ++r)
-    for (int d = 0; d < hd; d += kLanes) {
-      float* o = a.o + r * a.o_stride + d;
-      store(o, add(load(o), zero()));
+    for (int d = 0; d < a.hd; d += kLanes) {
+      const F x = load(a.q[r] + d);
+      store(q[r] + d, type == KvType::F32 ? x : round_to_bf16(x));
     }
+  for_keys<type>(
+      a, page, end, SAMOVAR_BODY(int p, const uint8_t* keys, auto ahead) {
+        for_row_blocks(
+            a, spans, p, ahead, SAMOVAR_BODY(auto rows, int row, auto fetch) {
+              page_scores<type, rows.value>(q + row, keys, a.hd, a.scale, scores + row, p * kPageTokens,
+                                            fetch);
+            });
+      });
+  for (int r = 0; r < a.rows; ++r)
+    if (spans[r].first <= spans[r].last)
+      a.l[r] = softmax<type>(scores[r], page, end, spans[r], a.m[r]);
+    else
+      __builtin_memset(scores[r] + page * kPageTokens, 0, (end - page) * kPageTokens * sizeof(float));
+  for_values<type>(
+      a, page, end, SAMOVAR_BODY(int p, const uint8_t* values, auto ahead) {
+        for_row_blocks(
+            a, spans, p, ahead, SAMOVAR_BODY(auto rows, int row, auto fetch) {
+              page_values<type, rows.value>(scores + row, p * kPageTokens, values, a.hd,
+                                            a.o + row * a.o_stride, a.o_stride, fetch);
+            });
+      });
+  make_zeros_positive(a);
 }
 
 inline void attend_merge(float* a_m, float* a_l, float* a_o, const float* b_m, const float* b_l,

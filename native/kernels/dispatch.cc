@@ -16,6 +16,10 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace avx512bf16 {
+extern const Kernels kKernels;
+bool dots_round_as_fma();
+} // namespace avx512bf16
 namespace amx {
 extern const Kernels kKernels;
 }
@@ -65,7 +69,15 @@ int available_kernels(const Kernels** out, int capacity) {
   if (runs_avx512 && cpu.avx512_bf16 && cpu.amx_int8 && cpu.amx_bf16 && allow_amx())
     offer(amx_table(), true);
 #endif
+#ifdef SAMOVAR_HAVE_AVX512BF16
+  // Made for AMD's processors: Intel's make a quarter as many of these products, and read memory otherwise.
+  const bool runs_dots = runs_avx512 && cpu.avx512_bf16 && avx512bf16::dots_round_as_fma();
+  offer(avx512bf16::kKernels, runs_dots && cpu.amd);
+#endif
   offer(avx512::kKernels, runs_avx512);
+#ifdef SAMOVAR_HAVE_AVX512BF16
+  offer(avx512bf16::kKernels, runs_dots && !cpu.amd);
+#endif
 #endif
 #ifdef SAMOVAR_HAVE_AVXVNNI
   offer(avxvnni::kKernels, runs_avx2 && cpu.avx_vnni);

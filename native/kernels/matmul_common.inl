@@ -4,10 +4,11 @@
 // memory at its speed by walking several panels at once, each a stream of its own; many rows keep one or
 // two panels in L1 and go over them in blocks of rows.
 
-template <int tile_panels, int tile_parts, int tile_rows> struct Tile {
+template <int tile_panels, int tile_parts, int tile_rows, int tile_ahead> struct Tile {
   static constexpr int rows = tile_rows;
   static constexpr int panels = tile_panels;
   static constexpr int parts = tile_parts;
+  static constexpr int ahead = tile_ahead;     // bytes
   static constexpr int units = panels * parts; // vectors of one row
   int row;
   int panel;
@@ -59,13 +60,13 @@ template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body bod
   }
 }
 
-template <int panels, int parts, int rows, class Compute>
+template <int panels, int parts, int rows, int ahead, class Compute>
 SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute) {
   const int passes = (a.rows + rows - 1) / rows * (kParts / parts);
   int pass = 0;
   // The parts of a panel follow each other, so that a line of `out` is written at once.
   const auto block = SAMOVAR_BODY(auto count, int row) {
-    using T = Tile<panels, parts, count.value>;
+    using T = Tile<panels, parts, count.value, ahead>;
     for (int part = 0; part < kParts; part += parts, ++pass)
       compute(T{row, panel, part, more, T::kWhole * pass / passes, T::kWhole * (pass + 1) / passes});
   };
@@ -78,22 +79,24 @@ SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute
 template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute) {
   const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   int panel = 0;
-  if constexpr (shape.stream_panels > 1) {
+  if constexpr (shape.few_rows > 0) {
     constexpr int step = shape.stream_panels;
     if (a.rows <= shape.few_rows)
       for (; panel + step <= panels; panel += step)
-        walk_rows<step, kParts, shape.stream_rows>(a, panel, panel + 2 * step <= all, compute);
+        walk_rows<step, kParts, shape.stream_rows, shape.stream_ahead>(a, panel, panel + 2 * step <= all,
+                                                                       compute);
   }
   for (; panel + shape.panels <= panels; panel += shape.panels)
-    walk_rows<shape.panels, shape.parts, shape.rows>(a, panel, panel + 2 * shape.panels <= all, compute);
+    walk_rows<shape.panels, shape.parts, shape.rows, shape.ahead>(a, panel, panel + 2 * shape.panels <= all,
+                                                                  compute);
   if constexpr (shape.panels > 1)
     for (; panel < panels; ++panel)
-      walk_rows<1, shape.parts, shape.rows>(a, panel, panel + 2 <= all, compute);
+      walk_rows<1, shape.parts, shape.rows, shape.ahead>(a, panel, panel + 2 <= all, compute);
 }
 
 // Calls for what will be read soon, so that one core keeps memory busy.  In a single pass that is the chunk
-// about 2 KB ahead in each panel of the tile (4 KB in a lone panel); a stream that ends goes on in the next
-// tile.  Several passes divide the panels of the next tile among them.
+// T::ahead bytes on in each panel of the tile; a stream that ends goes on in the next tile.  Several passes
+// divide the panels of the next tile among them.
 template <Form form, class T>
 SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c,
                                    int num_chunks) {
@@ -101,8 +104,7 @@ SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uin
   const uint8_t* p = w;
   int64_t begin = 0, end = bytes;
   if (tile.end - tile.begin == T::kWhole) {
-    constexpr int64_t distance = T::panels > 1 ? 2048 : 4096;
-    constexpr int ahead = static_cast<int>((distance + bytes - 1) / bytes);
+    constexpr int ahead = static_cast<int>((T::ahead + bytes - 1) / bytes);
     p += ahead * bytes;
     if (c + ahead >= num_chunks) {
       if (!tile.more)

@@ -34,11 +34,12 @@ template <Form form, class T> inline void float_tile(const MatmulArgs& a, const 
   finish(a, tile, acc);
 }
 
-template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
+// add(rows of x, pair(i, unit), acc) for each block of 32 k, i being one of its 16 pairs.
+template <class T, class Add>
+SAMOVAR_INLINE void bf16_blocks(const MatmulArgs& a, const T& tile, Add add_block) {
   constexpr int rows = T::rows, units = T::units;
-  const int32_t* x[rows]; // pairs of k
-  unroll<rows>(
-      SAMOVAR_BODY(auto r) { x[r] = reinterpret_cast<const int32_t*>(a.x + (tile.row + r) * a.x_stride); });
+  const uint8_t* x[rows];
+  unroll<rows>(SAMOVAR_BODY(auto r) { x[r] = a.x + (tile.row + r) * a.x_stride; });
   const uint8_t* w = a.w + tile.panel * a.panel_stride;
   const int num_chunks = (a.k + 63) / 64, num_blocks = (a.k + 31) / 32;
   F acc[units][rows];
@@ -46,22 +47,32 @@ template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
   for (int b = 0; b < num_blocks; ++b, w += 1024) {
     if (b % 2 == 0)
       prefetch_chunk<Form::BF16>(a, tile, w, b / 2, num_chunks);
-    alignas(64) float wide[2][rows][16]; // even and odd k of the rows, widened once for all units
-    unroll<rows>(SAMOVAR_BODY(auto r) {
-      unroll<kParts>(SAMOVAR_BODY(auto p) {
-        const I pair = iload(x[r] + b * 16 + p * kLanes);
-        store(wide[0][r] + p * kLanes, bf16_even(pair));
-        store(wide[1][r] + p * kLanes, bf16_odd(pair));
-      });
-    });
-    add_bf16_pairs<rows, units>(
+    add_block(
+        x,
         SAMOVAR_BODY(int i, auto u) {
           return iload(w + (u / T::parts) * a.panel_stride + i * 64 +
                        (tile.part + u % T::parts) * kLanes * 4);
         },
-        SAMOVAR_BODY(auto odd, int i, auto r) { return wide[odd][r][i]; }, acc);
+        acc);
+    unroll<rows>(SAMOVAR_BODY(auto r) { x[r] += 64; });
   }
   finish(a, tile, acc);
+}
+
+template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
+  bf16_blocks(
+      a, tile, SAMOVAR_BODY(const auto& x, auto pair, auto& acc) {
+        alignas(64) float wide[2][T::rows][16]; // even and odd k of the rows, widened once for all units
+        unroll<T::rows>(SAMOVAR_BODY(auto r) {
+          unroll<kParts>(SAMOVAR_BODY(auto p) {
+            const I both = iload(x[r] + p * kLanes * 4);
+            store(wide[0][r] + p * kLanes, bf16_even(both));
+            store(wide[1][r] + p * kLanes, bf16_odd(both));
+          });
+        });
+        add_bf16_pairs<T::rows, T::units>(
+            pair, SAMOVAR_BODY(auto odd, int i, auto r) { return wide[odd][r][i]; }, acc);
+      });
 }
 
 template <Form form> void matmul_float(const MatmulArgs& a) {

@@ -159,10 +159,9 @@ SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, 
     unroll<4>(SAMOVAR_BODY(auto j) {
       I lo, hi;
       w.template codes<j.value>(lo, hi);
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        sum[r].template add<2 * j.value, j.value>(lo, x.codes(r, b));
-        sum[r].template add<2 * j.value + 1, j.value>(hi, x.codes(r, b) + 16);
-      });
+      unroll<rows>(SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value, j.value>(lo, x.codes(r, b)); });
+      unroll<rows>(
+          SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value + 1, j.value>(hi, x.codes(r, b) + 16); });
     });
     const F d = w.scale();
     unroll<rows>(SAMOVAR_BODY(auto r) {

@@ -10,6 +10,9 @@ constexpr int few_rows(Form form) {
   return form == Form::U6 ? 40 : 8;
 }
 
+// What fetches the weights of one pass over some panels.
+template <int panels> using Stream = Tile<panels, 1, 1, panels == 1 ? 4096 : 2048>;
+
 // The rows of a call, in equal blocks; the last may begin within the one before.
 struct RowBlocks {
   int rows; // of the call
@@ -151,7 +154,7 @@ template <Form form, int panels>
 
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
   const uint8_t* first = a.w + panel * a.panel_stride;
-  const Tile<panels, 1, 1> stream{0, panel, 0, more, 0, Tile<panels, 1, 1>::kWhole};
+  const Stream<panels> stream{0, panel, 0, more, 0, Stream<panels>::kWhole};
   const int share = (blocks.size + tiles - 1) / tiles; // of the rows, for each product
   const uint8_t* x_blocks = a.x + q8_blocks_offset(a.k);
 
@@ -255,7 +258,7 @@ template <int row_blocks, int panels>
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + 1) / 2;
   const uint8_t* w = a.w + panel * a.panel_stride;
   const auto go = SAMOVAR_BODY(auto count, int block, bool fetch) {
-    const Tile<panels, 1, 1> stream{0, panel, 0, more, 0, Tile<panels, 1, 1>::kWhole};
+    const Stream<panels> stream{0, panel, 0, more, 0, Stream<panels>::kWhole};
     unroll<count * panels>(SAMOVAR_BODY(auto c) { tile_zero<c.value>(); });
     for (int b = 0; b < num_blocks; ++b) {
       if (fetch && b % 2 == 0)

@@ -4,7 +4,7 @@
 // for a single addition only.
 constexpr bool kDotGathers = sizeof(Dot<4>) > sizeof(I);
 // 12 sums are enough to keep two units busy through the latency of a product.
-constexpr int kPeakSums = kDotGathers ? 4 : 12;
+constexpr int kPeakSums = kDotGathers ? 4 : 16;
 
 // What is read again in each round, so that no product can be moved out of the loop.
 SAMOVAR_INLINE void forget_memory(const void* p) {
@@ -46,26 +46,30 @@ inline int64_t peak_q8(int rounds) {
   return int64_t{rounds} * steps * kPeakSums * kLanes * 4;
 }
 
-inline int64_t peak_f32(int rounds) {
+// multiply(sum, weights, factor) makes `products` of them in each lane.
+template <class Multiply> SAMOVAR_INLINE int64_t peak_floats(int rounds, int products, Multiply multiply) {
   constexpr int steps = 8, weights = 3, sums = 12;
   float x[steps], columns[weights][kLanes];
   for (int i = 0; i < steps; ++i)
-    x[i] = static_cast<float>(i % 2 == 0 ? i + 1 : -i); // 0 in all: the sums stay where they are
+    x[i] = static_cast<float>(i % 2 == 0 ? i + 1 : -i); // the sums stay where they are, more or less
   for (int u = 0; u < weights; ++u)
     for (int i = 0; i < kLanes; ++i)
-      columns[u][i] = static_cast<float>((u * 5 + i * 7) % 16) * 0.12f - 1.0f;
+      columns[u][i] = static_cast<float>((u * 5 + i * 7) % 16) * 0.125f - 1.0f;
   F w[weights], sum[sums];
   unroll<weights>(SAMOVAR_BODY(auto u) { w[u] = load(columns[u]); });
   unroll<sums>(SAMOVAR_BODY(auto s) { sum[s] = set1(static_cast<float>(s)); });
   for (int round = 0; round < rounds; ++round) {
     forget_memory(x);
     unroll<steps>(SAMOVAR_BODY(auto step) {
-      const F factor = set1(x[step]);
-      unroll<sums>(SAMOVAR_BODY(auto s) { sum[s] = fma(factor, w[s % weights], sum[s]); });
+      unroll<sums>(SAMOVAR_BODY(auto s) { sum[s] = multiply(sum[s], w[s % weights], x[step]); });
     });
   }
   float totals[sums][kLanes];
   unroll<sums>(SAMOVAR_BODY(auto s) { store(totals[s], sum[s]); });
   forget_memory(totals);
-  return int64_t{rounds} * steps * sums * kLanes;
+  return int64_t{rounds} * steps * sums * kLanes * products;
+}
+
+inline int64_t peak_f32(int rounds) {
+  return peak_floats(rounds, 1, SAMOVAR_BODY(F sum, F w, float x) { return fma(set1(x), w, sum); });
 }

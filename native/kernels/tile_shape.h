@@ -9,9 +9,11 @@ struct TileShape {
   int few_rows;    // up to so many rows, several panels are streamed at once
   int stream_rows; // rows and panels of such a tile
   int stream_panels;
-  int rows; // rows, panels and vectors of a panel of a tile for more rows
+  int stream_ahead = 2048; // bytes before their use that the weights of each such stream are fetched
+  int rows;                // rows, panels and vectors of a panel of a tile for more rows
   int panels;
   int parts;
+  int ahead = 4096; // as stream_ahead, where one pass over the panels does for all rows
 };
 
 } // namespace samovar
