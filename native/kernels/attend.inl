@@ -133,14 +133,19 @@ template <KvType type> SAMOVAR_INLINE float softmax(float* s, int page, int end,
   most = max16(lanes);
   lanes = lanes16(0.0f);
   const F shift = set1(most);
-  for_lanes16(
-      lanes, count, SAMOVAR_BODY(F & lane, int i, int) {
-        F e = exp(sub(load(s + begin + i), shift));
-        if constexpr (type != KvType::F32)
-          e = round_to_bf16(e);
-        store(s + begin + i, e);
-        lane = add(lane, e);
-      });
+  constexpr int vectors = kParts > 1 ? kParts : 2; // all virtual lanes once or twice, and a part of a page
+  for (int i = begin; i < begin + count; i += vectors * kLanes) {
+    F e[vectors];
+    unroll<vectors>(SAMOVAR_BODY(auto v) { e[v] = sub(load(s + i + v * kLanes), shift); });
+    exp(e);
+    unroll<vectors>(SAMOVAR_BODY(auto v) {
+      if constexpr (type != KvType::F32)
+        e[v] = round_to_bf16(e[v]);
+      store(s + i + v * kLanes, e[v]);
+      F& lane = lanes.part[v % kParts];
+      lane = add(lane, e[v]);
+    });
+  }
   return sum16(lanes);
 }
 

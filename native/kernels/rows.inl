@@ -89,18 +89,31 @@ inline void rms_norm(const float* x, const float* w, const float* plus, int n, f
       });
 }
 
-inline void silu_mul(const float* gate, const float* up, int n, float* out) {
+// out[i] = act(gate[i]) * up[i]
+template <class Act>
+SAMOVAR_INLINE void gated(const float* gate, const float* up, int n, float* out, Act act) {
+  int i = 0;
+  for (; i + kSeveral * kLanes <= n; i += kSeveral * kLanes) {
+    F x[kSeveral];
+    unroll<kSeveral>(SAMOVAR_BODY(auto v) { x[v] = load(gate + i + v * kLanes); });
+    act(x);
+    unroll<kSeveral>(
+        SAMOVAR_BODY(auto v) { store(out + i + v * kLanes, mul(x[v], load(up + i + v * kLanes))); });
+  }
   for_vectors(
-      n, SAMOVAR_BODY(int i, int count) {
-        store_some(out + i, mul(silu(load_some(gate + i, count)), load_some(up + i, count)), count);
+      n - i, SAMOVAR_BODY(int j, int count) {
+        F x[1] = {load_some(gate + i + j, count)};
+        act(x);
+        store_some(out + i + j, mul(x[0], load_some(up + i + j, count)), count);
       });
 }
 
+inline void silu_mul(const float* gate, const float* up, int n, float* out) {
+  gated(gate, up, n, out, SAMOVAR_BODY(auto& x) { silu(x); });
+}
+
 inline void gelu_tanh_mul(const float* gate, const float* up, int n, float* out) {
-  for_vectors(
-      n, SAMOVAR_BODY(int i, int count) {
-        store_some(out + i, mul(gelu_tanh(load_some(gate + i, count)), load_some(up + i, count)), count);
-      });
+  gated(gate, up, n, out, SAMOVAR_BODY(auto& x) { gelu_tanh(x); });
 }
 
 inline void rope(float* x, const float* cos, const float* sin, int half) {

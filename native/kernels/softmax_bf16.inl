@@ -7,27 +7,16 @@ struct ChunkScores {
   alignas(64) uint16_t p[kContextChunk / kPageTokens][kMaxAttendRows][kPageTokens]; // bf16
 };
 
-// exp(x) with the bits of math.inl for x <= 0, rounded to bf16; 0 where `seen` is not.  Several vectors side
-// by side: one alone would wait most of the time, and a processor does not look far enough ahead for others.
-template <int n> SAMOVAR_INLINE void exp_bf16(F (&x)[n], __mmask16 seen, __m256i (&out)[n]) {
-  constexpr float kRound = 12582912.0f;
-  F t[n], r[n], q[n];
-  const auto each = [&](auto body) __attribute__((always_inline)) { unroll<n>(body); };
-  each(SAMOVAR_BODY(auto i) { t[i] = fma(x[i], set1(0x1.715476p+0f), set1(kRound)); });
-  each(SAMOVAR_BODY(auto i) { t[i] = sub(t[i], set1(kRound)); });
-  each(SAMOVAR_BODY(auto i) { r[i] = fma(t[i], set1(-0x1.62e4p-1f), x[i]); });
-  each(SAMOVAR_BODY(auto i) { r[i] = fma(t[i], set1(-0x1.7f7d1cp-20f), r[i]); });
-  each(SAMOVAR_BODY(auto i) { q[i] = fma(set1(0x1.6a1a8ep-10f), r[i], set1(0x1.123fb4p-7f)); });
-  each(SAMOVAR_BODY(auto i) { q[i] = fma(q[i], r[i], set1(0x1.555916p-5f)); });
-  each(SAMOVAR_BODY(auto i) { q[i] = fma(q[i], r[i], set1(0x1.55548ap-3f)); });
-  each(SAMOVAR_BODY(auto i) { q[i] = fma(q[i], r[i], set1(0x1.fffffcp-2f)); });
-  each(SAMOVAR_BODY(auto i) { r[i] = add(fma(q[i], mul(r[i], r[i]), r[i]), set1(1.0f)); });
-  // No result is subnormal, so that scaling by 2^t is exact, and so is what the conversion makes of it.
-  each(SAMOVAR_BODY(auto i) {
+// exp(x) with the bits of math.inl for x <= 0, rounded to bf16; 0 where `seen` is not.
+template <int n> SAMOVAR_INLINE void exp_bf16(const F (&x)[n], __mmask16 seen, __m256i (&out)[n]) {
+  F p[n], t[n];
+  exp_parts(x, p, t);
+  unroll<n>(SAMOVAR_BODY(auto i) {
+    // No result is subnormal, so that scaling by 2^t is exact, and so is what the conversion makes of it.
     const __mmask16 large = _mm512_mask_cmp_ps_mask(seen, x[i], set1(-86.9f), _CMP_NLT_UQ);
-    r[i] = _mm512_maskz_scalef_ps(large, r[i], t[i]);
+    p[i] = _mm512_maskz_scalef_ps(large, p[i], sub(t[i], set1(kRound)));
   });
-  each(SAMOVAR_BODY(auto i) { out[i] = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(r[i])); });
+  unroll<n>(SAMOVAR_BODY(auto i) { out[i] = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(p[i])); });
 }
 
 // sum16 and max16 of one vector: the same tree, in registers.
@@ -61,7 +50,7 @@ template <int several, class Body> SAMOVAR_INLINE void for_seen(Span seen, Body 
 
 // Larger scores have larger products with the scale, rounded too, so the largest is found before it.
 SAMOVAR_INLINE float largest_score(const float* s, Span seen, float scale) {
-  constexpr int several = 4;
+  constexpr int several = kSeveral;
   const F nothing = set1(-kInfinity);
   F largest[several];
   unroll<several>(SAMOVAR_BODY(auto i) { largest[i] = nothing; });
@@ -84,7 +73,7 @@ SAMOVAR_INLINE float softmax_row(ChunkScores& t, int row, int page, int end, Spa
   F sum = zero();
   for (int i = 2 * page; i < seen.first / 16; ++i)
     *weights(i) = _mm256_setzero_si256();
-  for_seen<4>(
+  for_seen<kSeveral>(
       seen, SAMOVAR_BODY(auto n, int first, __mmask16 lanes) {
         F x[n.value];
         __m256i e[n.value];

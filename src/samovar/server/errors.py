@@ -93,13 +93,16 @@ def error_response(error: SamovarError) -> Response:
     return JsonResponse(error_body(error), error.status, error_headers(error))
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def encode_json(value: object) -> bytes:
     """JSON in ASCII.
 
     Some clients split event streams at every line end that Unicode knows (U+0085, U+2028); in
     ASCII there is none inside a value. Lone surrogates survive too.
     """
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 class JsonResponse(Response):

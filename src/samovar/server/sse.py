@@ -14,6 +14,7 @@ from samovar.server.errors import encode_json
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_S = 10.0
+MOST_SENT_AT_ONCE = 8  # events, some tens of microseconds of work each
 CUT_OFF = "samovar.cut_off"  # ASGI extension; its "close" ends the connection
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -78,10 +79,13 @@ class EventStream:
     async def send_all(self, chunks: AsyncGenerator[dict[str, Any], None]) -> None:
         """Sends every chunk as an event, and closes the generator."""
         async with aclosing(chunks):
+            num_sent = 0
             async for chunk in chunks:
                 await self.data(chunk)
+                num_sent += 1
                 # Neither of the two waits while there is more to send, and the loop has others.
-                await asyncio.sleep(0)
+                if num_sent % MOST_SENT_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     async def _write(self, body: bytes) -> None:
         self._last_sent = asyncio.get_running_loop().time()
