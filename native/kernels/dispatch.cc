@@ -2,6 +2,8 @@
 #include "../cpu.h"
 #include "kernels.h"
 
+#include <cstring>
+
 namespace samovar {
 
 namespace portable {
@@ -18,7 +20,6 @@ extern const Kernels kKernels;
 }
 namespace avx512bf16 {
 extern const Kernels kKernels;
-bool dots_round_as_fma();
 } // namespace avx512bf16
 namespace amx {
 extern const Kernels kKernels;
@@ -52,6 +53,43 @@ const Kernels& amx_table() {
 } // namespace
 #endif
 
+#ifdef SAMOVAR_HAVE_AVX512BF16
+namespace {
+
+// Whether two tables give the same products of bf16.  VDPBF16PS has to round after each of the two that it
+// adds; Intel's manual says so, AMD's does not say.
+bool multiply_alike(const Kernels& one, const Kernels& other) {
+  constexpr int k = 64, rows = 4;
+  alignas(64) uint16_t x[rows][k], w[k * kPanelRows];
+  uint32_t state = 1;
+  const auto fill = [&state](uint16_t* values, int count) { // 2^-8 to 2^7, either sign
+    for (int i = 0; i < count; ++i) {
+      state = state * 1664525u + 1013904223u;
+      values[i] = static_cast<uint16_t>((state >> 16 & 0x807f) | (119 + (state >> 8 & 15)) << 7);
+    }
+  };
+  fill(x[0], rows * k);
+  fill(w, k * kPanelRows);
+  float out[2][rows][kPanelRows];
+  MatmulArgs args{};
+  args.x = reinterpret_cast<const uint8_t*>(x);
+  args.x_stride = sizeof x[0];
+  args.rows = rows;
+  args.k = k;
+  args.w = reinterpret_cast<const uint8_t*>(w);
+  args.panel_stride = sizeof w;
+  args.n = kPanelRows;
+  args.out_stride = kPanelRows;
+  for (const Kernels* table : {&one, &other}) {
+    args.out = out[table == &other][0];
+    table->matmul[static_cast<int>(Form::BF16)](args);
+  }
+  return std::memcmp(out[0], out[1], sizeof out[0]) == 0;
+}
+
+} // namespace
+#endif
+
 int available_kernels(const Kernels** out, int capacity) {
   [[maybe_unused]] const CpuFeatures cpu = detect_cpu();
   int count = 0;
@@ -71,7 +109,8 @@ int available_kernels(const Kernels** out, int capacity) {
 #endif
 #ifdef SAMOVAR_HAVE_AVX512BF16
   // Made for AMD's processors: Intel's make a quarter as many of these products, and read memory otherwise.
-  const bool runs_dots = runs_avx512 && cpu.avx512_bf16 && avx512bf16::dots_round_as_fma();
+  const bool runs_dots =
+      runs_avx512 && cpu.avx512_bf16 && multiply_alike(avx512bf16::kKernels, avx512::kKernels);
   offer(avx512bf16::kKernels, runs_dots && cpu.amd);
 #endif
   offer(avx512::kKernels, runs_avx512);
