@@ -26,9 +26,10 @@ struct CpuFeatures {
   bool avx512_bf16 = false;
   bool amx_int8 = false; // the unit exists; its use must still be asked of the kernel
   bool amx_bf16 = false;
-  bool amd = false;
   bool dotprod = false;
   bool i8mm = false;
+
+  bool amd = false; // who made it
 
   // Each feature of this processor's architecture with its name in /proc/cpuinfo's spelling.
   std::vector<std::pair<const char*, bool>> named() const;

@@ -38,9 +38,12 @@ template <int streams, int64_t ahead> uint64_t read_streams(const uint8_t* from,
   return sum[0][0] ^ sum[0][1];
 }
 
+void check_seconds(double seconds) {
+  check(seconds > 0 && seconds <= 60, "seconds: expected more than 0, at most 60, got ", seconds);
+}
+
 // work() again and again for about `seconds`, once without the clock before; what it adds up to in a second.
 template <class Work> double per_second(double seconds, const Work& work) {
-  check(seconds > 0 && seconds <= 60, "seconds: expected more than 0, at most 60, got ", seconds);
   work();
   double sum = 0, spent = 0;
   const double start = now();
@@ -71,6 +74,7 @@ double Limits::read_bytes_per_s(int64_t bytes, double seconds) {
   const int64_t items = pool_->threads() * kItemsPerThread, slice = bytes / items / kStep * kStep;
   check(bytes <= buffer_bytes_ && slice > 0, "bytes: expected ", items * kStep, " to ", buffer_bytes_,
         ", got ", bytes);
+  check_seconds(seconds);
   std::atomic<uint64_t> sink = 0;
   const auto rate = [&](auto read) {
     return per_second(seconds / 2, [&] {
@@ -85,6 +89,7 @@ double Limits::read_bytes_per_s(int64_t bytes, double seconds) {
 }
 
 double Limits::macs_per_s(RowType type, double seconds) {
+  check_seconds(seconds);
   const auto product = kernels_->peak[static_cast<int>(type)];
   const int64_t items = pool_->threads() * kItemsPerThread;
   product(kRounds);

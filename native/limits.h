@@ -16,7 +16,7 @@ public:
   Limits(std::shared_ptr<Pool> pool, const Kernels& kernels, int64_t buffer_bytes);
 
   // Bytes a second that all threads together read of the first `bytes` of the buffer, again and again for
-  // about `seconds`.
+  // about `seconds`, in the better of two orders.
   double read_bytes_per_s(int64_t bytes, double seconds);
 
   // Products (each with its addition) a second of all threads together, from registers.

@@ -159,27 +159,31 @@ SAMOVAR_INLINE void begin_rows(const AttendArgs& a) {
   }
 }
 
+// A call for lines of memory that does nothing.
+struct FetchNothing {
+  SAMOVAR_INLINE void operator()(const uint8_t*) const {}
+};
+
 // body(Index<rows>, row, fetch) for blocks of rows that see page p; the first of them fetches.
 template <class Fetch, class Body>
 SAMOVAR_INLINE void for_row_blocks(const AttendArgs& a, const Span* spans, int p, Fetch fetch, Body body) {
-  const auto block = SAMOVAR_BODY(auto rows, int row, auto fetching) {
+  bool fetched = __is_same(Fetch, FetchNothing);
+  const auto block = SAMOVAR_BODY(auto rows, int row) {
     bool any = false;
     for (int r = row; r < row + rows; ++r)
       any |= spans[r].meets_page(p);
-    if (any)
-      body(rows, row, fetching);
+    if (!any)
+      return;
+    if (!fetched)
+      body(rows, row, fetch);
+    else
+      body(rows, row, FetchNothing{});
+    fetched = true;
   };
-  const auto rest = SAMOVAR_BODY(int row, auto fetching) {
-    rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row, fetching); });
-  };
-  if (a.rows < kAttendRows)
-    return rest(0, fetch);
-  const auto nothing = [](const uint8_t*) {};
-  block(Index<kAttendRows>{}, 0, fetch);
-  int row = kAttendRows;
+  int row = 0;
   for (; row + kAttendRows <= a.rows; row += kAttendRows)
-    block(Index<kAttendRows>{}, row, nothing);
-  rest(row, nothing);
+    block(Index<kAttendRows>{}, row);
+  rows_left<kAttendRows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row); });
 }
 
 // Whether an unseen page was added or skipped shows in the sign of a zero only: it becomes positive.
@@ -203,7 +207,7 @@ SAMOVAR_INLINE void for_keys(const AttendArgs& a, int page, int end, Body body) 
       for (int64_t i = 0; i < half; i += 64)
         ahead(keys + i);
       widen_keys(keys, a.hd, widened);
-      body(p, widened, [](const uint8_t*) {});
+      body(p, widened, FetchNothing{});
     } else
       body(p, keys, ahead);
   }
@@ -222,7 +226,7 @@ SAMOVAR_INLINE void for_values(const AttendArgs& a, int page, int end, Body body
       for (int64_t i = 0; i < half; i += 64)
         ahead(values + i);
       widen_values(values, a.hd, widened);
-      body(p, widened, [](const uint8_t*) {});
+      body(p, widened, FetchNothing{});
     } else
       body(p, values, ahead);
   }

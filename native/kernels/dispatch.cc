@@ -60,16 +60,18 @@ namespace {
 // adds; Intel's manual says so, AMD's does not say.
 bool multiply_alike(const Kernels& one, const Kernels& other) {
   constexpr int k = 64, rows = 4;
+  const FlushDenormals guard;
   alignas(64) uint16_t x[rows][k], w[k * kPanelRows];
   uint32_t state = 1;
-  const auto fill = [&state](uint16_t* values, int count) { // 2^-8 to 2^7, either sign
+  const auto fill = [&state](uint16_t* values, int count, uint32_t exponent) {
     for (int i = 0; i < count; ++i) {
       state = state * 1664525u + 1013904223u;
-      values[i] = static_cast<uint16_t>((state >> 16 & 0x807f) | (119 + (state >> 8 & 15)) << 7);
+      values[i] = static_cast<uint16_t>((state >> 16 & 0x807f) | (exponent + (state >> 8 & 15)) << 7);
     }
   };
-  fill(x[0], rows * k);
-  fill(w, k * kPanelRows);
+  for (int row = 0; row < rows; ++row) // around 1, and such that some products are flushed
+    fill(x[row], k, row % 2 == 0 ? 119 : 1);
+  fill(w, k * kPanelRows, 112);
   float out[2][rows][kPanelRows];
   MatmulArgs args{};
   args.x = reinterpret_cast<const uint8_t*>(x);

@@ -57,7 +57,8 @@ using MatmulFn = void (*)(const MatmulArgs& args);
 //   l[r] = sum16 of e over the chunk's positions (lane = position mod 16);
 //   o[r][d] = sum over tokens of e_p * v_p[d]: BF16 and Q8: for each page e/o accumulators of even
 //   and odd tokens as in the matmul, o = o + (e + o'); F32: one fma chain in token order.
-// A row that sees nothing of the chunk gets m = -inf, l = 0 and o = 0.
+// A row that sees nothing of the chunk gets m = -inf, l = 0 and o = 0.  The sign of a zero m is open, and so
+// is all of a row with a score that is not finite.
 // Pages that no row sees need not be read; unwritten slots of read pages are finite.
 struct AttendArgs {
   const float* const* q;       // rows pointers to hd floats (not scaled)
@@ -70,10 +71,10 @@ struct AttendArgs {
   const uint8_t* const* next;  // pages that the caller attends to next: their keys may be fetched
   int num_next;                // 0..16
   int32_t base;                // position of the chunk's first token, a multiple of 512
-  float scale;
-  float* m; // rows
-  float* l; // rows
-  float* o; // rows x o_stride
+  float scale;                 // above 0
+  float* m;                    // rows
+  float* l;                    // rows
+  float* o;                    // rows x o_stride
   int64_t o_stride;
 };
 using AttendFn = void (*)(const AttendArgs& args);

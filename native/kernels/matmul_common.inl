@@ -1,8 +1,8 @@
 // What all matmuls share: the walk over tiles, prefetching, the end of an output.
 //
 // A tile is `rows` activation rows by `panels` panels by `parts` vectors of a panel's lanes.  Few rows read
-// memory at its speed by walking several panels at once, each a stream of its own; many rows keep one or
-// two panels in L1 and go over them in blocks of rows.
+// memory at its speed by walking as many panels at once as the processor likes, each a stream of its own;
+// many rows keep one or two panels in L1 and go over them in blocks of rows.
 
 template <int tile_panels, int tile_parts, int tile_rows, int tile_ahead> struct Tile {
   static constexpr int rows = tile_rows;
@@ -86,9 +86,10 @@ template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulA
         walk_rows<step, kParts, shape.stream_rows, shape.stream_ahead>(a, panel, panel + 2 * step <= all,
                                                                        compute);
   }
+  constexpr int ahead = shape.panels > 1 ? shape.stream_ahead : shape.ahead;
   for (; panel + shape.panels <= panels; panel += shape.panels)
-    walk_rows<shape.panels, shape.parts, shape.rows, shape.ahead>(a, panel, panel + 2 * shape.panels <= all,
-                                                                  compute);
+    walk_rows<shape.panels, shape.parts, shape.rows, ahead>(a, panel, panel + 2 * shape.panels <= all,
+                                                            compute);
   if constexpr (shape.panels > 1)
     for (; panel < panels; ++panel)
       walk_rows<1, shape.parts, shape.rows, shape.ahead>(a, panel, panel + 2 <= all, compute);

@@ -3,8 +3,8 @@
 // Whether a Dot gathers words before its sum (AVX2): it then needs two registers, but the next product waits
 // for a single addition only.
 constexpr bool kDotGathers = sizeof(Dot<4>) > sizeof(I);
-// 12 sums are enough to keep two units busy through the latency of a product.
-constexpr int kPeakSums = kDotGathers ? 4 : 16;
+// As many sums as keep two units busy through the latency of a product, or as registers hold beside weights.
+constexpr int kPeakSums = kDotGathers ? 4 : kBf16Sums >= 16 ? 16 : 12;
 
 // What is read again in each round, so that no product can be moved out of the loop.
 SAMOVAR_INLINE void forget_memory(const void* p) {
@@ -46,12 +46,12 @@ inline int64_t peak_q8(int rounds) {
   return int64_t{rounds} * steps * kPeakSums * kLanes * 4;
 }
 
-// multiply(sum, weights, factor) makes `products` of them in each lane.
+// multiply(sum, weights, factor) makes `products` products in each lane.
 template <class Multiply> SAMOVAR_INLINE int64_t peak_floats(int rounds, int products, Multiply multiply) {
   constexpr int steps = 8, weights = 3, sums = 12;
   float x[steps], columns[weights][kLanes];
   for (int i = 0; i < steps; ++i)
-    x[i] = static_cast<float>(i % 2 == 0 ? i + 1 : -i); // the sums stay where they are, more or less
+    x[i] = static_cast<float>(i % 2 == 0 ? i + 1 : -i); // 0 in all: the sums stay where they are
   for (int u = 0; u < weights; ++u)
     for (int i = 0; i < kLanes; ++i)
       columns[u][i] = static_cast<float>((u * 5 + i * 7) % 16) * 0.125f - 1.0f;

@@ -1,4 +1,5 @@
-// Softmax over the scores of a chunk for AVX-512 with BF16: the bits of attend.inl, in fewer instructions.
+// Softmax over the finite scores of a chunk for AVX-512 with BF16: the bits of attend.inl, in fewer
+// instructions.
 
 constexpr int kScoreStride = kContextChunk + 16; // so that rows do not share a few sets of L1
 
@@ -9,12 +10,12 @@ struct ChunkScores {
 
 // exp(x) with the bits of math.inl for x <= 0, rounded to bf16; 0 where `seen` is not.
 template <int n> SAMOVAR_INLINE void exp_bf16(const F (&x)[n], __mmask16 seen, __m256i (&out)[n]) {
-  F p[n], t[n];
-  exp_parts(x, p, t);
+  F p[n], whole[n], t[n];
+  exp_parts(x, p, whole, t);
   unroll<n>(SAMOVAR_BODY(auto i) {
-    // No result is subnormal, so that scaling by 2^t is exact, and so is what the conversion makes of it.
+    // No result is subnormal, so that scaling is exact, and so is what the conversion makes of it.
     const __mmask16 large = _mm512_mask_cmp_ps_mask(seen, x[i], set1(-86.9f), _CMP_NLT_UQ);
-    p[i] = _mm512_maskz_scalef_ps(large, p[i], sub(t[i], set1(kRound)));
+    p[i] = _mm512_maskz_scalef_ps(large, p[i], whole[i]);
   });
   unroll<n>(SAMOVAR_BODY(auto i) { out[i] = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(p[i])); });
 }
@@ -60,8 +61,8 @@ SAMOVAR_INLINE float largest_score(const float* s, Span seen, float scale) {
           largest[i] = max(_mm512_mask_loadu_ps(nothing, lanes, s + (first + i) * 16), largest[i]);
         });
       });
-  const F most = max(max(largest[0], largest[1]), max(largest[2], largest[3]));
-  return fold_vector(most, SAMOVAR_BODY(F a, F b) { return max(a, b); }) * scale;
+  unroll<several - 1>(SAMOVAR_BODY(auto i) { largest[0] = max(largest[i + 1], largest[0]); });
+  return fold_vector(largest[0], SAMOVAR_BODY(F a, F b) { return max(a, b); }) * scale;
 }
 
 // Turns the scores of pages [page, end) of a row into bf16 weights, zero outside `seen`; returns their sum.

@@ -6,14 +6,14 @@
 namespace samovar {
 
 struct TileShape {
-  int few_rows;    // up to so many rows, several panels are streamed at once
+  int few_rows;    // up to so many rows, panels are streamed
   int stream_rows; // rows and panels of such a tile
   int stream_panels;
   int stream_ahead = 2048; // bytes before their use that the weights of each such stream are fetched
   int rows;                // rows, panels and vectors of a panel of a tile for more rows
   int panels;
   int parts;
-  int ahead = 4096; // as stream_ahead, where one pass over the panels does for all rows
+  int ahead = 4096; // as stream_ahead, of a lone panel
 };
 
 } // namespace samovar

@@ -55,7 +55,7 @@ class LimitsProbe:
         self._macs: dict[RowType, float] = dict.fromkeys(step.macs, 0.0)
 
     def sample(self) -> None:
-        """Measures everything once, in about 0.2 s."""
+        """Measures everything once, in some tenths of a second."""
         for num_bytes, best in self._read.items():
             rate = self._native.read_bytes_per_s(nbytes=num_bytes, seconds=READ_S)
             self._read[num_bytes] = max(best, rate)
