@@ -223,7 +223,6 @@ def test_a_disk_that_cannot_be_written_stops_the_writing_only(
 KILLED_IN_THE_MIDDLE = """
 import os, resource, signal, sys
 from pathlib import Path
-from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import run, start
 print(os.getpid(), flush=True)
@@ -336,7 +335,6 @@ SHARING = """
 import logging, os, sys, time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import PROMPT, REQUEST, replies, run, start
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -411,7 +409,6 @@ def test_an_error_that_passes_costs_some_blocks_only(
 ON_A_FULL_DISK = """
 import logging, sys
 from pathlib import Path
-from types import FrameType
 sys.path.insert(0, str(Path(sys.argv[1]) / "engine"))
 from test_disk import run, start
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
