@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 WORDS = ["river", "stone", "lamp", "garden", "winter", "letter", "engine", "paper", "silver"]
 START_TIMEOUT_S = 60
-DONE = b"data: [DONE]\n"
+DONE = b"data: [DONE]"
 
 
 def prompt(index: int, num_words: int) -> str:
@@ -53,8 +53,8 @@ async def events(
 ) -> AsyncIterator[tuple[float, bytes]]:
     """The lines of data of a streamed reply as they arrive, each with its time.
 
-    It only looks for line ends: a client that makes objects of every chunk, as the official library
-    does, takes a tenth of a machine with two cores for itself.
+    It only looks for line ends, in all that has come at once: a client that makes objects of every
+    chunk, as the official library does, takes a tenth of a machine with two cores for itself.
     """
     host, port = urlsplit(url).hostname, urlsplit(url).port
     content = json.dumps(body).encode()
@@ -65,14 +65,16 @@ async def events(
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(head.encode() + content)
-        seen = b""
-        while (line := await reader.readline()) != DONE:
-            if line.startswith(b"data: "):
-                yield time.monotonic(), line.removeprefix(b"data: ")
-            elif not line:
-                raise SystemExit(f"the stream ended before its end: {seen.decode()}")
-            else:
-                seen = line
+        rest = b""
+        while data := await reader.read(2**16):
+            at = time.monotonic()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line == DONE:
+                    return
+                if line.startswith(b"data: "):
+                    yield at, line.removeprefix(b"data: ")
+        raise SystemExit(f"the stream ended before its end: {rest.decode()}")
     finally:
         writer.close()
 

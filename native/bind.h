@@ -1,4 +1,4 @@
-// Numpy arrays in and out, for the files that bind to Python.
+// Arrays in and numpy arrays out, for the files that bind to Python.
 #pragma once
 
 #include "check.h"
@@ -100,7 +100,9 @@ template <class T> struct type_caster<samovar::Array<T>> {
       return const_name("uint");
   }
   NB_TYPE_CASTER(samovar::Array<T>, const_name("numpy.typing.NDArray[numpy.") + kind() +
-                                        const_name<8 * sizeof(T)>() + const_name("]"))
+                                        const_name<8 * sizeof(T)>() + const_name("] | array.array[") +
+                                        const_name<std::is_floating_point_v<T>>("float", "int") +
+                                        const_name("] | memoryview"))
 
   bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
     value.source = src;

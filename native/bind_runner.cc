@@ -10,6 +10,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <tuple>
@@ -22,18 +23,13 @@ using namespace nb::literals;
 using FloatArray = Array<float>;
 using IntArray = Array<int32_t>;
 
-NumpyArray<int32_t> run(Runner& runner, const IntArray& tokens, const IntArray& positions,
-                        const IntArray& seq_start, const IntArray& kv_len, const IntArray& block_table,
-                        const IntArray& logit_rows) {
+std::vector<int32_t> run(Runner& runner, const IntArray& tokens, const IntArray& positions,
+                         const IntArray& seq_start, const IntArray& kv_len, const IntArray& block_table,
+                         const IntArray& logit_rows) {
   const View t(tokens, "tokens"), p(positions, "positions"), s(seq_start, "seq_start"), k(kv_len, "kv_len"),
       b(block_table, "block_table", 2), l(logit_rows, "logit_rows");
-  std::vector<int32_t> bad;
-  {
-    const nb::gil_scoped_release release;
-    bad = runner.run({t.span(), p.span(), s.span(), k.span(), b.span(), b.shape(0), b.shape(1), l.span()});
-  }
-  const size_t count = bad.size();
-  return make_array(std::move(bad), {count});
+  const nb::gil_scoped_release release;
+  return runner.run({t.span(), p.span(), s.span(), k.span(), b.span(), b.shape(0), b.shape(1), l.span()});
 }
 
 NumpyArray<const float> logits(const nb::handle& self) {
@@ -94,7 +90,7 @@ private:
   std::optional<View<uint32_t>> mask_;
 };
 
-NumpyArray<int32_t>
+std::vector<int32_t>
 sample(Runner& runner, const IntArray& rows, const FloatArray& temperature, const FloatArray& top_p,
        const FloatArray& min_p, const FloatArray& repeat_penalty, const FloatArray& frequency_penalty,
        const FloatArray& presence_penalty, const IntArray& top_k, const Array<uint64_t>& seed,
@@ -142,12 +138,9 @@ sample(Runner& runner, const IntArray& rows, const FloatArray& temperature, cons
     constraints.apply(i, choices.back());
   }
   std::vector<int32_t> tokens(choices.size());
-  {
-    const nb::gil_scoped_release release;
-    runner.sample(choices, tokens);
-  }
-  const size_t count = tokens.size();
-  return make_array(std::move(tokens), {count});
+  const nb::gil_scoped_release release;
+  runner.sample(choices, tokens);
+  return tokens;
 }
 
 using Logprobs3 = std::tuple<NumpyArray<float>, NumpyArray<int32_t>, NumpyArray<float>>;

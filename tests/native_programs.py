@@ -145,7 +145,7 @@ def run(
         kv_len=int32(start + len(tokens) for tokens, start, _ in chunks),
         block_table=table,
         logit_rows=int32(ends - 1 if logit_rows is None else logit_rows),
-    ).tolist()
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ template <int tile_panels, int tile_parts, int tile_rows, int tile_ahead> struct
   }
 };
 
-// The end of a tile, out of line: out = acc + bias + add for its columns that exist.
+// The end of any tile, out of line: out = acc + bias + add for its columns that exist.
 template <class T> [[gnu::noinline]] void finish(const MatmulArgs& a, const T& tile, const float* acc) {
   for (int u = 0; u < T::units; ++u) {
     const int column = tile.column(u), count = a.n - column < kLanes ? a.n - column : kLanes;
@@ -43,6 +43,14 @@ template <class T> [[gnu::noinline]] void finish(const MatmulArgs& a, const T& t
 }
 template <class T>
 SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T::units][T::rows]) {
+  if (!a.bias && tile.column(T::units - 1) + kLanes <= a.n) // most tiles: from registers
+    return unroll<T::units>(SAMOVAR_BODY(auto u) {
+      float* out = a.out + tile.row * a.out_stride + tile.column(u);
+      const float* more = a.add ? a.add + tile.row * a.add_stride + tile.column(u) : nullptr;
+      unroll<T::rows>(SAMOVAR_BODY(auto r) {
+        store(out + r * a.out_stride, more ? add(acc[u][r], load(more + r * a.add_stride)) : acc[u][r]);
+      });
+    });
   alignas(64) float sums[T::units * T::rows * kLanes];
   unroll<T::units>(SAMOVAR_BODY(auto u) {
     unroll<T::rows>(SAMOVAR_BODY(auto r) { store(sums + (u * T::rows + r) * kLanes, acc[u][r]); });

@@ -14,7 +14,9 @@ constexpr int walk(int rows) {
 }
 constexpr int kMaxTile = 16; // panels of an item at most
 constexpr int kItemsPerThread = 8;
-constexpr int kMaxRowBlock = 128; // rows whose activations stay in L2
+constexpr int kMaxRowBlock = 128;           // rows of an item at most
+constexpr int kRowMultiple = 16;            // the tiles of every instruction set divide it
+constexpr int64_t kMaxRowBytes = 448 << 10; // activations of an item, so that they stay in L2 beside panels
 
 // A step is cut into tiles of panels x blocks of rows; all tiles of a block of rows come first, so
 // that its activations stay in cache.  K is never cut.
@@ -65,11 +67,18 @@ private:
     return (panels_of(segment) + tile_panels - 1) / tile_panels;
   }
 
+  // As many of at most `most` rows as divide them evenly.
+  static int even_rows(int rows, int most) {
+    const int blocks = std::max((rows + most - 1) / most, 1);
+    return ((rows + blocks - 1) / blocks + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+  }
+
   Cut cut_step(const Step& step) const {
     Cut cut{};
     cut.rows = step.num_rows(operands_.x.rows);
-    cut.row_blocks = (cut.rows + kMaxRowBlock - 1) / kMaxRowBlock;
-    cut.block_rows = cut.row_blocks == 0 ? 0 : (cut.rows + cut.row_blocks - 1) / cut.row_blocks;
+    const int fit = static_cast<int>(kMaxRowBytes / operands_.x.stride) / kRowMultiple * kRowMultiple;
+    cut.block_rows = std::min(even_rows(cut.rows, std::clamp(fit, kRowMultiple, kMaxRowBlock)), cut.rows);
+    cut.row_blocks = cut.rows == 0 ? 0 : (cut.rows + cut.block_rows - 1) / cut.block_rows;
     const int64_t even = int64_t{panels_} * cut.row_blocks / (int64_t{step.threads} * kItemsPerThread);
     const int walked = walk(cut.block_rows);
     cut.tile_panels = std::clamp(static_cast<int>(even) / walked * walked, walked, kMaxTile);

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_a_fault_ends_open_streams_and_refuses_later_ones(
     engine = load(MODEL_PATHS[0])
     first, second = requests(engine, max_tokens=0)[:2]
 
-    def fault() -> None:
+    def fault(**_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
     async def main() -> None:

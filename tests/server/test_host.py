@@ -185,9 +185,9 @@ def test_an_engine_that_stands_still_is_stalled(
     go_on = threading.Event()
     step = Engine.step
 
-    def stand_still(engine: Engine) -> Any:
+    def stand_still(engine: Engine, **options: Any) -> Any:
         go_on.wait(PATIENCE_S)
-        return step(engine)
+        return step(engine, **options)
 
     monkeypatch.setattr(Engine, "step", stand_still)
 

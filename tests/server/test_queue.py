@@ -29,9 +29,9 @@ def paused(api: Api) -> Iterator[None]:
     engine = api.host.served.engine.engine
     step, gate = engine.step, threading.Event()
 
-    def gated() -> list[tuple[str, Delta]] | None:
+    def gated(**options: Any) -> list[tuple[str, Delta]] | None:
         gate.wait()
-        return step()
+        return step(**options)
 
     engine.step = gated  # type: ignore[method-assign]
     try:

@@ -31,6 +31,7 @@ class AsyncEngine:
         self.engine = engine
         self.failure: BaseException | None = None
         self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()
+        self._finished: list[tuple[str, Delta]] = []  # of the last step; engine thread only
         # Event loop only:
         self._streams: dict[str, asyncio.Queue[Delta | None]] = {}
         self._owed: dict[str, int] = {}  # replies of each request that have not ended
@@ -151,17 +152,21 @@ class AsyncEngine:
         assert self._loop is not None
         try:
             while self._take_messages():
-                deltas = self.engine.step()
-                if deltas:
-                    self._post(self._deliver, deltas)
+                # The event loop needs the GIL for what a step made: it is woken when the next step
+                # is about to let it go, not to wait for it.
+                deltas = self.engine.step(before_compute=self._post_finished)
+                self._post_finished()  # unless that was done: nothing was computed
+                self._finished = deltas or []
             self.engine.close()
         except BaseException as failure:  # the thread must never end in silence
+            self._post_finished()
             self._post(self._fail, failure)  # first: without memory the log may fail as well
             logger.critical("the engine has stopped after a fault", exc_info=failure)
 
     def _take_messages(self) -> bool:
         """Applies what has arrived, waiting while the engine is idle; False once it shall end."""
         while self.engine.is_idle or not self._inbox.empty():
+            self._post_finished()
             message = self._inbox.get()
             if message is None:
                 return False
@@ -170,6 +175,11 @@ class AsyncEngine:
             else:
                 self.engine.abort(message)
         return True
+
+    def _post_finished(self) -> None:
+        if self._finished:
+            finished, self._finished = self._finished, []
+            self._post(self._deliver, finished)
 
     def _post(self, callback: object, argument: object) -> None:
         assert self._loop is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -169,8 +169,14 @@ class Engine:
         if self._disk is not None:
             self._disk.close()
 
-    def step(self) -> list[tuple[str, Delta]] | None:
-        """Computes one step; what each request gained by it, or None if there is nothing to do."""
+    def step(
+        self, before_compute: Callable[[], None] | None = None
+    ) -> list[tuple[str, Delta]] | None:
+        """Computes one step; what each request gained by it, or None if there is nothing to do.
+
+        before_compute: called, if anything is computed, when all is ready and the GIL is about to
+            be free for long.
+        """
         started = time.monotonic()
         chunks = self._scheduler.schedule(self._pace.budget(self._scheduler.num_decoding))
         if not chunks:
@@ -178,7 +184,7 @@ class Engine:
                 return None
             self._last_step_at = time.monotonic()
             return []  # blocks were read from disk, and there are more
-        computed = self._compute(chunks)
+        computed = self._compute(chunks, before_compute)
         # A failed chunk is as if it had not been computed: nobody shall find what it left behind.
         self._scheduler.commit([each.chunk for each in computed if not each.failed])
         deltas = self._finish_step(computed)
@@ -235,9 +241,14 @@ class Engine:
         """Asserts that no block is lost or shared; for idle moments and tests."""
         self._scheduler.check()
 
-    def _compute(self, chunks: list[Chunk]) -> list[Computed]:
+    def _compute(
+        self, chunks: list[Chunk], before_compute: Callable[[], None] | None
+    ) -> list[Computed]:
         """Runs the model on the chunks."""
-        bad_rows = self._runner.run(**step_arrays(chunks)).tolist()
+        arrays = step_arrays(chunks)
+        if before_compute is not None:
+            before_compute()
+        bad_rows = self._runner.run(**arrays)
         computed = []
         row = logit_row = 0
         for chunk in chunks:
@@ -320,7 +331,7 @@ class Engine:
         if drafts:
             seq.num_accepted += num_right
             seq.num_rejected += len(drafts) - num_right
-            deltas[-1] = replace(deltas[-1], usage=seq.usage())
+            deltas[-1] = deltas[-1]._replace(usage=seq.usage())
         # The last token waits for its own step, a right draft or not.
         self._scheduler.accept(seq, len(deltas) - 1)
         if deltas[-1].finish_reason:

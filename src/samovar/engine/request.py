@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from samovar.errors import RequestError
 
@@ -104,8 +104,7 @@ class Request:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):  # one is made for each token, as is a Delta
     """Token counts and times of one request; times in seconds, None until they are known."""
 
     prompt_tokens: int
@@ -130,8 +129,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one step adds to a reply.
 
     text: may be empty (tokens of an unfinished character, or of a possible stop string).

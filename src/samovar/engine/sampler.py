@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from samovar import _native as native
 from samovar.engine.request import SamplingParams, TokenLogprob
 from samovar.engine.sequence import Sequence
+from samovar.engine.step import int32_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,14 @@ class Sampler:
     def __init__(self, runner: native.Runner) -> None:
         self._runner = runner
         self._asked: list[tuple[SamplingParams, int]] = []
-        self._constant: dict[str, NDArray[Any]] = {}
+        self._constant: dict[str, array[Any]] = {}
 
     def sample(self, draws: list[Draw]) -> list[Drawn]:
         """One token for each draw, in order.
 
         A draw is keyed by (seed, choice, position of the new token) and depends on nothing else.
         """
-        tokens = self._runner.sample(**self._arguments(draws)).tolist()
+        tokens = self._runner.sample(**self._arguments(draws))
         asking = [i for i, draw in enumerate(draws) if draw.seq.request.logprobs is not None]
         tops = [draws[i].seq.request.logprobs or 0 for i in asking]
         found = self.logprobs([draws[i].row for i in asking], [tokens[i] for i in asking], tops)
@@ -65,7 +64,7 @@ class Sampler:
         if not rows:
             return []
         own, top_tokens, top_logprobs = self._runner.logprobs(
-            rows=_int32(rows), tokens=_int32(tokens), top=max(tops)
+            rows=int32_array(rows), tokens=int32_array(tokens), top=max(tops)
         )
         return [
             TokenLogprob(token, logprob, tuple(zip(ids[:top], values[:top], strict=True)))
@@ -74,7 +73,7 @@ class Sampler:
             )
         ]
 
-    def _arguments(self, draws: list[Draw]) -> dict[str, NDArray[Any]]:
+    def _arguments(self, draws: list[Draw]) -> dict[str, array[Any]]:
         """The arguments of the native sampler, one row for each draw."""
         # Mostly the replies of a step are those of the step before: what they ask for is kept.
         asked = [(draw.seq.request.sampling, draw.seq.choice) for draw in draws]
@@ -84,8 +83,8 @@ class Sampler:
         reply_start, reply_tokens = _ragged([_replied(draw) for draw in draws])
         return {
             **self._constant,
-            "rows": _int32([draw.row for draw in draws]),
-            "position": _int32([len(draw.seq.tokens) + len(draw.drafted) for draw in draws]),
+            "rows": int32_array([draw.row for draw in draws]),
+            "position": int32_array([len(draw.seq.tokens) + len(draw.drafted) for draw in draws]),
             "repeat_start": repeat_start,
             "repeat_tokens": repeat_tokens,
             "reply_start": reply_start,
@@ -109,7 +108,7 @@ def _replied(draw: Draw) -> list[int]:
     return [*draw.seq.reply, *draw.drafted]
 
 
-def _constant_arrays(asked: list[tuple[SamplingParams, int]]) -> dict[str, NDArray[Any]]:
+def _constant_arrays(asked: list[tuple[SamplingParams, int]]) -> dict[str, array[Any]]:
     """What the draws ask of the sampler, at whatever position."""
     params = [p for p, _ in asked]
     biases = [p.logit_bias for p in params]
@@ -119,26 +118,22 @@ def _constant_arrays(asked: list[tuple[SamplingParams, int]]) -> dict[str, NDArr
         "bias_tokens": bias_tokens,
         "bias_values": _float32([value for bias in biases for _, value in bias]),
         "temperature": _float32([p.temperature for p in params]),
-        "top_k": _int32([p.top_k for p in params]),
+        "top_k": int32_array([p.top_k for p in params]),
         "top_p": _float32([p.top_p for p in params]),
         "min_p": _float32([p.min_p for p in params]),
         "repeat_penalty": _float32([p.repeat_penalty for p in params]),
         "frequency_penalty": _float32([p.frequency_penalty for p in params]),
         "presence_penalty": _float32([p.presence_penalty for p in params]),
-        "seed": np.array([p.seed for p in params], dtype=np.uint64),
-        "choice": np.array([choice for _, choice in asked], dtype=np.uint32),
+        "seed": array("Q", [p.seed for p in params]),
+        "choice": array("I", [choice for _, choice in asked]),
     }
 
 
-def _ragged(lists: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _ragged(lists: list[list[int]]) -> tuple[array[int], array[int]]:
     """Where each list starts, and the end; then all of them, one after the other."""
     starts = list(accumulate(map(len, lists), initial=0))
-    return _int32(starts), _int32([item for items in lists for item in items])
+    return int32_array(starts), int32_array([item for items in lists for item in items])
 
 
-def _int32(values: Items[int]) -> NDArray[np.int32]:
-    return np.array(values, dtype=np.int32)
-
-
-def _float32(values: Items[float]) -> NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)
+def _float32(values: Items[float]) -> array[float]:
+    return array("f", values)

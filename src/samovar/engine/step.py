@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from array import array
+from collections.abc import Sequence
 
 from samovar.engine.scheduler import Chunk
 
 
-def step_arrays(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
+def int32_array(values: Sequence[int]) -> array[int]:
+    """Numbers as the native core takes them; numpy would cost each step more than filling them."""
+    return array("i", values)
+
+
+def step_arrays(chunks: list[Chunk]) -> dict[str, array[int] | memoryview]:
     """The arguments of the native step.
 
     Rows of the chunks are concatenated, T in all, S sequences, L chunks that reach their end:
@@ -29,18 +34,16 @@ def step_arrays(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
         if chunk.num_logit_rows:
             logit_rows += range(len(tokens) - chunk.num_logit_rows, len(tokens))
     blocks = [chunk.seq.block_ids for chunk in chunks]
-    table = np.full((len(chunks), max(map(len, blocks))), -1, dtype=np.int32)
-    for row, ids in zip(table, blocks, strict=True):
-        row[: len(ids)] = ids
+    width = max(map(len, blocks))
+    table = int32_array([])
+    for ids in blocks:
+        table.extend(ids)
+        table.extend([-1] * (width - len(ids)))
     return {
-        "tokens": _int32(tokens),
-        "positions": _int32(positions),
-        "seq_start": _int32(seq_start),
-        "kv_len": _int32([c.start + c.count for c in chunks]),
-        "block_table": table,
-        "logit_rows": _int32(logit_rows),
+        "tokens": int32_array(tokens),
+        "positions": int32_array(positions),
+        "seq_start": int32_array(seq_start),
+        "kv_len": int32_array([c.start + c.count for c in chunks]),
+        "block_table": memoryview(table).cast("B").cast("i", (len(chunks), width)),
+        "logit_rows": int32_array(logit_rows),
     }
-
-
-def _int32(values: list[int]) -> NDArray[np.int32]:
-    return np.array(values, dtype=np.int32)

@@ -81,9 +81,9 @@ async def _chunks(head: Head, pieces: Pieces, tally: Tally | None) -> AsyncGener
             yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
         async for piece in pieces:
             if piece.text or piece.tokens:
-                yield chunk(piece.index, {"content": piece.text}, piece.tokens)
+                yield chunk(piece.choice, {"content": piece.text}, piece.tokens)
             if piece.finish_reason is not None:
-                yield chunk(piece.index, {}, finish_reason=piece.finish_reason)
+                yield chunk(piece.choice, {}, finish_reason=piece.finish_reason)
     if tally is not None:
         yield {**base, "choices": [], "usage": tally.as_object()}
 

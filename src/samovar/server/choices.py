@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from samovar.engine.request import Delta, TokenLogprob
 from samovar.server.errors import GenerationFailed
@@ -49,11 +50,10 @@ class Plan:
         return self.num_candidates > self.num_choices and not self.prompt_only
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):  # one is made for each token
     """What one choice gains; `tokens` are those whose text is complete with it, if wanted."""
 
-    index: int
+    choice: int
     text: str
     tokens: Sequence[TextToken]
     finish_reason: str | None = None
@@ -95,7 +95,8 @@ async def pieces(
                     gained += [Piece(index, *told) for told in echoes[number]]
             told = [Told(delta.text, ())] if plan.num_top is None else readers[index].push(delta)
             gained += [Piece(index, *each) for each in told]
-            gained[-1] = replace(gained[-1], finish_reason=delta.finish_reason)
+            if delta.finish_reason is not None:
+                gained[-1] = gained[-1]._replace(finish_reason=delta.finish_reason)
             for piece in gained:
                 yield piece
                 since_turn += 1 + len(piece.tokens)
@@ -117,7 +118,7 @@ async def _copied(deltas: Deltas, num_choices: int) -> Deltas:
     async with aclosing(deltas):
         async for number, delta in deltas:
             for choice in range(num_choices):
-                yield number, replace(delta, choice=choice)
+                yield number, delta._replace(choice=choice)
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ async def _best(deltas: Deltas, num_choices: int, num_candidates: int) -> Deltas
             ranked = sorted(replies, key=lambda reply: reply.mean_logprob, reverse=True)
             for choice, reply in enumerate(ranked[:num_choices]):
                 for each in reply.deltas:
-                    yield number, replace(each, choice=choice, prompt_logprobs=scored)
+                    yield number, each._replace(choice=choice, prompt_logprobs=scored)
             del candidates[number]
 
 
@@ -165,19 +166,22 @@ async def merge(streams: Sequence[AsyncGenerator[Delta, None]], record: RequestR
 
     Raises GenerationFailed for a delta that carries an error.
     """
-    source = _single(streams[0]) if len(streams) == 1 else _concurrent(streams)
-    async with aclosing(source):
-        async for index, delta in source:
-            record.note(index, delta)
-            if delta.error is not None:
-                raise GenerationFailed(delta.error)
-            yield index, delta
-
-
-async def _single(stream: AsyncGenerator[Delta, None]) -> Deltas:
-    async with aclosing(stream):
+    if len(streams) > 1:
+        async with aclosing(_concurrent(streams)) as deltas:
+            async for index, delta in deltas:
+                _note(record, index, delta)
+                yield index, delta
+        return
+    async with aclosing(streams[0]) as stream:
         async for delta in stream:
+            _note(record, 0, delta)
             yield 0, delta
+
+
+def _note(record: RequestRecord, index: int, delta: Delta) -> None:
+    record.note(index, delta)
+    if delta.error is not None:
+        raise GenerationFailed(delta.error)
 
 
 async def _concurrent(streams: Sequence[AsyncGenerator[Delta, None]]) -> Deltas:
