@@ -39,8 +39,11 @@ int Program::buffer(int64_t offset, int cols, std::string_view type, std::string
 
 void Program::set_logits(int x) {
   check(!has_logits_, "set_logits: logits are set already");
-  add_check_logits(*this, {.x = x, .origin = "logits"});
-  logits_ = buffers_[static_cast<size_t>(x)].buffer;
+  check(x >= 0 && static_cast<size_t>(x) < buffers_.size(), "set_logits: x: no buffer ", x);
+  const Buffer& logits = buffers_[static_cast<size_t>(x)].buffer;
+  check(logits.rows == RowKind::Logits, "set_logits: x: expected rows \"logits\"");
+  check(checked_ == x, "set_logits: x: expected what the last operation, linear or take_logit_rows, wrote");
+  logits_ = logits;
   has_logits_ = true;
 }
 
@@ -128,6 +131,10 @@ void Adding::set_vocab(int vocab) {
   vocab_ = vocab;
 }
 
+void Adding::checks(int id) {
+  checked_ = id;
+}
+
 void Adding::check_overlaps() const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const Operand& out = outputs_[i];
@@ -148,6 +155,7 @@ void Adding::check_overlaps() const {
 void Adding::finish(std::unique_ptr<Op> op) {
   check_overlaps();
   program_.ops_.push_back(std::move(op));
+  program_.checked_ = checked_;
   if (vocab_ > 0)
     program_.vocab_ = program_.vocab_ > 0 ? std::min(program_.vocab_, vocab_) : vocab_;
   for (const Operand& out : outputs_) {

@@ -22,7 +22,7 @@ public:
   // Declares a matrix at an offset that the planner chose; returns its id.
   int buffer(int64_t offset, int cols, std::string_view type, std::string_view rows);
 
-  // Names the buffer that holds the logits, and ends the program with a check of them.
+  // Names the buffer that holds the logits, which the last operation wrote and checked; ends the program.
   void set_logits(int x);
 
   // No operation can be added from now on.
@@ -55,6 +55,7 @@ private:
   int max_tokens_, max_logit_rows_, max_sequences_;
   int64_t buffer_bytes_;
   int vocab_ = 0;
+  int checked_ = -1; // the buffer of which the last operation wrote all columns and checked all values
   bool frozen_ = false;
   bool has_logits_ = false;
   Buffer logits_{};
@@ -95,6 +96,8 @@ public:
 
   int attention_shape(const AttentionShape& shape);
   void set_vocab(int vocab);
+  // Says that the operation marks the rows of this output that are not all finite.
+  void checks(int id);
   void finish(std::unique_ptr<Op> op);
 
 private:
@@ -116,6 +119,7 @@ private:
   std::vector<Operand> inputs_;
   std::vector<Operand> outputs_;
   int vocab_ = 0;
+  int checked_ = -1;
 };
 
 } // namespace samovar

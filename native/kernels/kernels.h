@@ -120,6 +120,8 @@ struct Kernels {
   // out[i] = x[i] / s
   void (*divide)(const float* x, float s, int n, float* out);
 
+  bool (*all_finite)(const float* x, int n);
+
   // Index of the largest value; the lowest index on a tie.  NaN is never chosen; all NaN gives 0.
   int (*argmax)(const float* x, int n);
   // out[i] = exp((x[i] - shift) * mul), returns sum16(out).  -inf gives 0.  out may be x.

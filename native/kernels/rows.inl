@@ -138,6 +138,16 @@ inline void divide(const float* x, float s, int n, float* out) {
       SAMOVAR_BODY(int i, int count) { store_some(out + i, div(load_some(x + i, count), set1(s)), count); });
 }
 
+inline bool all_finite(const float* x, int n) {
+  I odd = iset1(0); // as in quantize_block
+  for_vectors(
+      n, SAMOVAR_BODY(int i, int count) {
+        const F v = load_some(x + i, count);
+        odd = ior(odd, as_int(sub(v, v)));
+      });
+  return !any_bit(odd);
+}
+
 inline int argmax(const float* x, int n) {
   constexpr int vectors = 16 / kLanes;
   F best[vectors];

@@ -109,6 +109,10 @@ private:
       args.add_stride = add->stride / 4;
     }
     step.kernels->matmul[static_cast<int>(segment.form)](args);
+    if (out.rows == RowKind::Logits) // checked while they are in cache
+      for (int r = 0; r < rows; ++r)
+        if (!step.kernels->all_finite(args.out + r * args.out_stride, args.n))
+          step.mark_bad(out.rows, first_row + r);
   }
 
   Operands operands_;
@@ -136,6 +140,8 @@ void add_linear(Program& program, LinearSpec spec) {
     adding.same_rows(o.x, *o.add);
     adding.columns("add", *o.add, o.out.cols);
   }
+  if (o.out.rows == RowKind::Logits && weight.rows() == o.out.cols)
+    adding.checks(spec.out);
   adding.finish(std::make_unique<Linear>(adding.origin(), o, std::move(spec.weight), spec.out_col,
                                          std::move(spec.bias)));
 }

@@ -42,7 +42,8 @@ struct RoundRowsSpec {
 };
 void add_round_rows(Program& program, RoundRowsSpec spec);
 
-// out[:, out_col : out_col + weight.rows] = x . weight^T [+ bias] [+ the same columns of add]
+// out[:, out_col : out_col + weight.rows] = x . weight^T [+ bias] [+ the same columns of add].  Marks the
+// tokens whose logits are not all finite
 struct LinearSpec {
   int x;
   std::shared_ptr<const Weight> weight;
@@ -105,19 +106,12 @@ struct GatedSpec {
 };
 void add_gated(Program& program, GatedSpec spec);
 
-// The rows that need logits
+// The rows that need logits.  Marks the tokens whose f32 rows are not all finite
 struct TakeLogitRowsSpec {
   int x;
   int out;
   std::string origin;
 };
 void add_take_logit_rows(Program& program, TakeLogitRowsSpec spec);
-
-// Marks the tokens whose logits are not all finite
-struct CheckLogitsSpec {
-  int x;
-  std::string origin;
-};
-void add_check_logits(Program& program, CheckLogitsSpec spec);
 
 } // namespace samovar

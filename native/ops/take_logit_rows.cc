@@ -15,6 +15,8 @@ private:
   void run_row(const Step& step, int row, uint8_t*) const noexcept override {
     const int token = step.logit_rows[static_cast<size_t>(row)];
     std::memcpy(step.row(out_, row), step.row(x_, token), static_cast<size_t>(out_.stride));
+    if (out_.type == RowType::F32 && !step.kernels->all_finite(step.floats(out_, row), out_.cols))
+      step.mark_bad(out_.rows, row);
   }
 
   Buffer x_, out_;
@@ -29,6 +31,8 @@ void add_take_logit_rows(Program& program, TakeLogitRowsSpec spec) {
   adding.tokens_only("x", x);
   adding.require(out.rows == RowKind::Logits, "out: expected rows \"logits\"");
   adding.columns("out", out, x.cols);
+  if (out.type == RowType::F32)
+    adding.checks(spec.out);
   adding.finish(std::make_unique<TakeLogitRows>(adding.origin(), x, out));
 }
 

@@ -243,6 +243,13 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
         sum.value(kernels.argmax(Floats(n, __builtin_nanf("")).data(), n));
         x[random.below(n)] = __builtin_nanf("");
         sum.value(kernels.argmax(x.data(), n));
+      } else if (name == "all_finite") {
+        sum.value(kernels.all_finite(x.data(), n));
+        for (float bad : {__builtin_inff(), -__builtin_inff(), __builtin_nanf("")}) {
+          Floats broken = x;
+          broken[random.below(n)] = bad;
+          sum.value(kernels.all_finite(broken.data(), n));
+        }
       } else if (name == "exp_sum") {
         x[random.below(n)] = -__builtin_inff();
         sum.value(kernels.exp_sum(x.data(), n, 0.25f, extreme ? 1.0f : 30.0f, out.data()));

@@ -231,6 +231,18 @@ def test_divide(kernels: native.Kernels) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_all_finite_sees_every_value(kernels: native.Kernels, n: int, bad: float) -> None:
+    x = np.full(n, np.finfo(np.float32).max, np.float32)
+    x[::2] *= -1
+    assert kernels.all_finite(x)
+    for at in range(n):
+        one = x.copy()
+        one[at] = bad
+        assert not kernels.all_finite(one)
+
+
+@pytest.mark.parametrize("n", SIZES)
 def test_argmax(kernels: native.Kernels, n: int) -> None:
     rng = np.random.default_rng(n)
     for _ in range(20):

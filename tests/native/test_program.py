@@ -182,8 +182,13 @@ def test_a_program_ends_with_its_logits() -> None:
     x = bench.embedding(np.ones((4, 32), np.float32))
     with pytest.raises(ValueError, match="set_logits was not called"):
         native.Runner(bench.program, small_cache(), native.Kernels(), bench.pool)
-    with pytest.raises(ValueError, match='check_logits: x: expected rows "logits"'):
+    with pytest.raises(ValueError, match='set_logits: x: expected rows "logits"'):
         bench.program.set_logits(x=x)
+    with pytest.raises(ValueError, match="set_logits: x: no buffer 99"):
+        bench.program.set_logits(x=99)
+    unchecked = bench.buffer(32, rows="logits")
+    with pytest.raises(ValueError, match="set_logits: x: expected what the last operation"):
+        bench.program.set_logits(x=unchecked)
     runner = bench.finish(x, 32)
     with pytest.raises(ValueError, match="logits are set already"):
         bench.program.set_logits(x=x)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native_programs import Bench, Decoder, Floats, run
+from native_programs import Bench, Decoder, Floats, run, small_cache
 from samovar import _native as native
 
 TOKENS = np.random.default_rng(1).integers(0, 100, 60).tolist()
@@ -94,6 +94,22 @@ def test_logits_that_are_not_finite_name_their_token() -> None:
     table[2, 31] = np.inf
     bench = Bench()
     runner = bench.finish(bench.embedding(table), 32)
+    assert run(runner, [([2, 0, 1, 2], 0, [0]), ([2], 0, [1])], [1, 3, 4]) == [3, 4]
+
+
+@pytest.mark.parametrize("broken", [0, 16 * 40, 16 * 80 + 4])
+def test_a_product_that_is_not_finite_names_its_token(broken: int) -> None:
+    head = np.zeros((16 * 80 + 5, 32), np.float32)
+    head[broken, 0] = 3e38  # beyond the largest float for token 2 only
+    table = np.ones((4, 32), np.float32)
+    table[2] = 2
+    bench = Bench()
+    last = bench.buffer(32, rows="logits")
+    bench.program.add_take_logit_rows(x=bench.embedding(table), out=last, origin="take")
+    logits = bench.buffer(len(head), rows="logits")
+    bench.program.add_linear(x=last, weight=bench.pack(head), out=logits, origin="head")
+    bench.program.set_logits(x=logits)
+    runner = native.Runner(bench.program, small_cache(), native.Kernels(), bench.pool)
     assert run(runner, [([2, 0, 1, 2], 0, [0]), ([2], 0, [1])], [1, 3, 4]) == [3, 4]
 
 
