@@ -43,6 +43,7 @@ SAMOVAR_INLINE void attend_few_rows(KvType type, const AttendArgs& a) {
 constexpr Kernels make_table() {
   Kernels table{};
   table.name = "amx";
+  table.matmul_bytes = 2 << 20; // weights are widened once for all rows of a call
 #define SAMOVAR_TILES(form) table.matmul[static_cast<int>(Form::form)] = matmul_q8_tiles<Form::form>;
   SAMOVAR_TILES(U4)
   SAMOVAR_TILES(U4m)

@@ -15,6 +15,10 @@ constexpr int kTileRows = 16;
 constexpr int kTileRowBytes = 64;
 constexpr int kTileBytes = kTileRows * kTileRowBytes;
 
+#ifdef SAMOVAR_EMULATED_TILES
+#include "../tests/emulated_tiles.h"
+#else
+
 // tile[t] = 64 bytes of each row
 template <int t> SAMOVAR_INLINE void tile_load(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
@@ -58,6 +62,8 @@ public:
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 };
+
+#endif
 
 } // namespace
 } // namespace samovar::amx

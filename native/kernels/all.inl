@@ -20,6 +20,7 @@
 constexpr Kernels make_table(const char* name) {
   Kernels table{};
   table.name = name;
+  table.matmul_bytes = 448 << 10; // half of L2 and less, beside the panels
 #define SAMOVAR_FORM(form, function) table.matmul[static_cast<int>(Form::form)] = function;
 #include "kernels.inc"
 #define SAMOVAR_KERNEL(function) table.function = function;

@@ -36,6 +36,7 @@ const Kernels& amx_table() {
   static const Kernels table = [] {
     Kernels merged = avx512::kKernels;
     merged.name = amx::kKernels.name;
+    merged.matmul_bytes = amx::kKernels.matmul_bytes;
     for (int form = 0; form < kNumForms; ++form)
       if (amx::kKernels.matmul[form])
         merged.matmul[form] = amx::kKernels.matmul[form];
@@ -106,8 +107,10 @@ int available_kernels(const Kernels** out, int capacity) {
   const bool runs_avx512 =
       runs_avx2 && cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.avx512_vnni;
 #ifdef SAMOVAR_HAVE_AMX
+#ifndef SAMOVAR_EMULATED_TILES
   if (runs_avx512 && cpu.avx512_bf16 && cpu.amx_int8 && cpu.amx_bf16 && allow_amx())
     offer(amx_table(), true);
+#endif
 #endif
 #ifdef SAMOVAR_HAVE_AVX512BF16
   // Made for AMD's processors: Intel's make a quarter as many of these products, and read memory otherwise.
@@ -118,6 +121,9 @@ int available_kernels(const Kernels** out, int capacity) {
   offer(avx512::kKernels, runs_avx512);
 #ifdef SAMOVAR_HAVE_AVX512BF16
   offer(avx512bf16::kKernels, runs_dots && !cpu.amd);
+#endif
+#ifdef SAMOVAR_EMULATED_TILES
+  offer(amx_table(), runs_avx512 && cpu.avx512_bf16);
 #endif
 #endif
 #ifdef SAMOVAR_HAVE_AVXVNNI

@@ -83,6 +83,7 @@ struct Kernels {
   const char* name; // as the files of native/isa: "portable", "avx2", ...
 
   MatmulFn matmul[kNumForms]; // by Form
+  int64_t matmul_bytes;       // of activations that a call should have at most, to be fast
   AttendFn attend[3];         // by KvType
 
   // Stores one token's k and v (hd floats each) into its slot of a page, by KvType.

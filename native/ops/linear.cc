@@ -14,9 +14,8 @@ constexpr int walk(int rows) {
 }
 constexpr int kMaxTile = 16; // panels of an item at most
 constexpr int kItemsPerThread = 8;
-constexpr int kMaxRowBlock = 128;           // rows of an item at most
-constexpr int kRowMultiple = 16;            // the tiles of every instruction set divide it
-constexpr int64_t kMaxRowBytes = 448 << 10; // activations of an item, so that they stay in L2 beside panels
+constexpr int kMaxRowBlock = 128; // rows of an item at most
+constexpr int kRowMultiple = 16;  // the tiles of every instruction set divide it
 
 // A step is cut into tiles of panels x blocks of rows; all tiles of a block of rows come first, so
 // that its activations stay in cache.  K is never cut.
@@ -76,7 +75,8 @@ private:
   Cut cut_step(const Step& step) const {
     Cut cut{};
     cut.rows = step.num_rows(operands_.x.rows);
-    const int fit = static_cast<int>(kMaxRowBytes / operands_.x.stride) / kRowMultiple * kRowMultiple;
+    const int fit =
+        static_cast<int>(step.kernels->matmul_bytes / operands_.x.stride) / kRowMultiple * kRowMultiple;
     cut.block_rows = std::min(even_rows(cut.rows, std::clamp(fit, kRowMultiple, kMaxRowBlock)), cut.rows);
     cut.row_blocks = cut.rows == 0 ? 0 : (cut.rows + cut.block_rows - 1) / cut.block_rows;
     const int64_t even = int64_t{panels_} * cut.row_blocks / (int64_t{step.threads} * kItemsPerThread);
