@@ -45,7 +45,8 @@ constexpr TileShape one_stream(int rows, int panels) {
           .rows = rows,
           .panels = panels,
           .parts = 1,
-          .ahead = 8192};
+          .ahead = 8192,
+          .unpack_rows = 32};
 }
 constexpr TileShape kQ8Tiles = one_stream(8, 1), kFloatTiles = one_stream(8, 2),
                     kBf16Tiles = one_stream(4, 2);

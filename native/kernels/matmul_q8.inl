@@ -128,8 +128,8 @@ template <int rows> struct Q8Rows {
 };
 
 // acc[r] += one block of 32 k.
-template <Form form, int rows>
-SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, int b, F* acc) {
+template <Form form, int rows, class Block>
+SAMOVAR_INLINE void q8_block(const Block& w, const Q8Rows<rows>& x, int b, F* acc) {
   using Sum = Dot<code_bits(form)>;
   constexpr int offset = code_offset(form);
   if constexpr (form == Form::U6) { // two sums, each with its own integer scale
@@ -174,11 +174,16 @@ SAMOVAR_INLINE void q8_block(const WeightBlock<form>& w, const Q8Rows<rows>& x, 
   }
 }
 
-template <Form form, class T> inline void q8_tile(const MatmulArgs& a, const T& tile) {
-  constexpr int rows = T::rows, units = T::units, per_chunk = chunk_blocks(form);
+template <int rows> SAMOVAR_INLINE Q8Rows<rows> q8_rows(const MatmulArgs& a, int first) {
   Q8Rows<rows> x;
   x.blocks = q8_blocks_offset(a.k);
-  unroll<rows>(SAMOVAR_BODY(auto r) { x.row[r] = a.x + (tile.row + r) * a.x_stride; });
+  unroll<rows>(SAMOVAR_BODY(auto r) { x.row[r] = a.x + (first + r) * a.x_stride; });
+  return x;
+}
+
+template <Form form, class T> inline void q8_tile(const MatmulArgs& a, const T& tile) {
+  constexpr int rows = T::rows, units = T::units, per_chunk = chunk_blocks(form);
+  const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
   const int num_blocks = (a.k + kBlock - 1) / kBlock;
   const int num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
   const uint8_t* w = a.w + tile.panel * a.panel_stride;
@@ -207,6 +212,78 @@ template <Form form, class T> inline void q8_tile(const MatmulArgs& a, const T& 
   finish(a, tile, acc);
 }
 
+// A block of a panel that is unpacked for many rows: what WeightBlock computes is loaded here.
+template <Form form> struct UnpackedBlock {
+  struct alignas(64) Data {
+    uint8_t codes[8][64]; // of the lower k, then of the upper
+    float scale[16];
+    float minimum[has_minimum(form) ? 16 : 1];
+  };
+  const Data& data;
+  int part;
+
+  SAMOVAR_INLINE UnpackedBlock(const Data& block, int p) : data(block), part(p) {}
+  template <int j> SAMOVAR_INLINE void codes(I& lo, I& hi) const {
+    lo = iload(data.codes[j] + part * kLanes * 4);
+    hi = iload(data.codes[4 + j] + part * kLanes * 4);
+  }
+  SAMOVAR_INLINE F scale() const { return load(data.scale + part * kLanes); }
+  SAMOVAR_INLINE F minimum() const { return load(data.minimum + part * kLanes); }
+};
+
+// Unpacks one part of a block.
+template <Form form>
+SAMOVAR_INLINE void unpack(const WeightBlock<form>& from, typename UnpackedBlock<form>::Data& to) {
+  const int lane = from.part * kLanes;
+  unroll<4>(SAMOVAR_BODY(auto j) {
+    I lo, hi;
+    from.template codes<j.value>(lo, hi);
+    istore(to.codes[j] + lane * 4, lo);
+    istore(to.codes[4 + j] + lane * 4, hi);
+  });
+  store(to.scale + lane, from.scale());
+  if constexpr (has_minimum(form))
+    store(to.minimum + lane, from.minimum());
+}
+
+constexpr int kMaxUnpacked = 64; // blocks, on the stack
+
+// Each panel is unpacked once for all rows: where a fifth bit is put to each code, that takes as long as the
+// products of two rows.
+template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs& a) {
+  constexpr int per_chunk = chunk_blocks(form);
+  typename UnpackedBlock<form>::Data blocks[kMaxUnpacked];
+  const int num_blocks = (a.k + kBlock - 1) / kBlock, panels = (a.n + kPanelRows - 1) / kPanelRows;
+  for (int panel = 0; panel < panels; ++panel) {
+    const uint8_t* w = a.w + panel * a.panel_stride;
+    const bool more = panel + 1 < panels + a.panels_after;
+    for (int b = 0; b < num_blocks; ++b) {
+      const uint8_t* chunk = w + b / per_chunk * chunk_bytes(form);
+      if (more && b % per_chunk == 0)
+        for (int64_t line = 0; line < chunk_bytes(form); line += 64)
+          __builtin_prefetch(chunk + a.panel_stride + line, 0, 2);
+      unroll<kParts>(
+          SAMOVAR_BODY(auto part) { unpack(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[b]); });
+    }
+    walk_rows<1, kQ8Tiles.parts, kQ8Tiles.rows, 0>(
+        a, panel, false, SAMOVAR_BODY(const auto& tile) {
+          constexpr int rows = tile.rows, units = tile.units;
+          const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
+          F acc[units][rows];
+          unroll<units>(
+              SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
+          for (int b = 0; b < num_blocks; ++b)
+            unroll<units>(SAMOVAR_BODY(auto u) {
+              q8_block<form, rows>(UnpackedBlock<form>(blocks[b], tile.part + u), x, b, acc[u]);
+            });
+          finish(a, tile, acc);
+        });
+  }
+}
+
 template <Form form> void matmul_q8(const MatmulArgs& a) {
+  if constexpr (kQ8Tiles.unpack_rows > 0 && code_bits(form) == 5)
+    if (a.rows >= kQ8Tiles.unpack_rows && a.k <= kMaxUnpacked * kBlock)
+      return matmul_q8_unpacked<form>(a);
   walk<kQ8Tiles>(a, SAMOVAR_BODY(const auto& tile) { q8_tile<form>(a, tile); });
 }

@@ -13,7 +13,8 @@ struct TileShape {
   int rows;                // rows, panels and vectors of a panel of a tile for more rows
   int panels;
   int parts;
-  int ahead = 4096; // as stream_ahead, of a lone panel
+  int ahead = 4096;    // as stream_ahead, of a lone panel
+  int unpack_rows = 0; // from so many rows, a panel of 5-bit codes is unpacked once for all; 0: never
 };
 
 } // namespace samovar
