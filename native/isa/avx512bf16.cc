@@ -11,8 +11,11 @@ namespace {
 
 #include "../kernels/bf16_dots.inl"
 
-constexpr Kernels make_table_with_dots() {
+#include "../kernels/quantize_four.inl"
+
+constexpr Kernels make_table() {
   Kernels table = make_table("avx512bf16");
+  table.quantize_q8 = quantize_q8_fours;
   table.matmul[static_cast<int>(Form::BF16)] = matmul_bf16_words;
   table.attend[static_cast<int>(KvType::BF16)] = attend_words<KvType::BF16>;
   table.attend[static_cast<int>(KvType::Q8)] = attend_words<KvType::Q8>;
@@ -22,6 +25,6 @@ constexpr Kernels make_table_with_dots() {
 } // namespace
 
 extern const Kernels kKernels;
-constinit const Kernels kKernels = make_table_with_dots();
+constinit const Kernels kKernels = make_table();
 
 } // namespace samovar::avx512bf16

@@ -270,8 +270,7 @@ template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs&
           constexpr int rows = tile.rows, units = tile.units;
           const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
           F acc[units][rows];
-          unroll<units>(
-              SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
+          unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
           for (int b = 0; b < num_blocks; ++b)
             unroll<units>(SAMOVAR_BODY(auto u) {
               q8_block<form, rows>(UnpackedBlock<form>(blocks[b], tile.part + u), x, b, acc[u]);

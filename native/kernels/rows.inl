@@ -32,14 +32,23 @@ SAMOVAR_INLINE bool quantize_block(const float* x, int8_t* q, Q8Block& block) {
   return true;
 }
 
-inline bool quantize_q8(const float* x, int k, uint8_t* out) {
+// A Q8 row; quantize_four(x, codes, blocks) may quantize four blocks, or says that it has not.
+template <class QuantizeFour>
+SAMOVAR_INLINE bool quantize_row(const float* x, int k, uint8_t* out, QuantizeFour quantize_four) {
   const int64_t padded = round_up(k, 64);
   int8_t* q = reinterpret_cast<int8_t*>(out);
   Q8Block* blocks = reinterpret_cast<Q8Block*>(out + q8_blocks_offset(k));
   bool finite = true;
   int b = 0;
-  for (; (b + 1) * kBlock <= k; ++b)
-    finite &= quantize_block(x + b * kBlock, q + b * kBlock, blocks[b]);
+  while ((b + 1) * kBlock <= k) {
+    const bool four = (b + 4) * kBlock <= k;
+    if (four && quantize_four(x + b * kBlock, q + b * kBlock, blocks + b)) {
+      b += 4;
+      continue;
+    }
+    for (const int end = four ? b + 4 : b + 1; b < end; ++b)
+      finite &= quantize_block(x + b * kBlock, q + b * kBlock, blocks[b]);
+  }
   if (b * kBlock < k) {
     float tail[kBlock] = {};
     for (int i = b * kBlock; i < k; ++i)
@@ -51,6 +60,10 @@ inline bool quantize_q8(const float* x, int k, uint8_t* out) {
   const int64_t used = q8_blocks_offset(k) + b * static_cast<int64_t>(sizeof(Q8Block));
   __builtin_memset(out + used, 0, row_bytes(RowType::Q8, k) - used);
   return finite;
+}
+
+inline bool quantize_q8(const float* x, int k, uint8_t* out) {
+  return quantize_row(x, k, out, SAMOVAR_BODY(const float*, int8_t*, Q8Block*) { return false; });
 }
 
 inline bool round_bf16(const float* x, int k, uint8_t* out) {
