@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from samovar.engine.blocks import BlockPool
 from samovar.engine.load import EngineOptions, LoadedModel, Progress, load_model
@@ -44,8 +44,7 @@ class EngineStats:
     last_step_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     """A chunk after its step.
 
     first_logit_row: the first of its rows among the logits of the step.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from samovar import _native as native
 from samovar.engine.request import SamplingParams, TokenLogprob
@@ -14,8 +13,7 @@ from samovar.engine.sequence import Sequence
 from samovar.engine.step import int32_array
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):  # a few are made for each token
     """One token to be sampled: from which row of the logits, and after which tokens.
 
     drafted: drafts that stand between the sequence's tokens and the new one.
@@ -26,8 +24,7 @@ class Draw:
     drafted: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """The token of a draw, with its log probability if the request asks for it."""
 
     draw: Draw
