@@ -31,7 +31,7 @@ def fixed_length(text: str, num_tokens: int) -> dict[str, object]:
 async def times(url: str, text: str, num_tokens: int) -> list[float]:
     """When each piece of a reply came."""
     body = fixed_length(text, num_tokens)
-    return [at async for at, data in events(url, "/completions", body) if b'"text"' in data]
+    return [at for at, data in await events(url, "/completions", body) if b'"text"' in data]
 
 
 async def with_a_long_prompt(url: str, index: int, num_chars: int) -> tuple[list[float], float]:

@@ -46,7 +46,7 @@ async def turn(url: str, messages: list[Message]) -> tuple[float, str, dict[str,
     first: float | None = None
     text: list[str] = []
     usage: dict[str, Any] = {}
-    async for at, data in events(url, "/chat/completions", body):
+    for at, data in await events(url, "/chat/completions", body):
         chunk = json.loads(data)
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:

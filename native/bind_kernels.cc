@@ -220,8 +220,7 @@ Floats divide(const KernelTable& table, const FloatArray& x, float divisor) {
   return each_row(table.kernels->divide, x, divisor);
 }
 
-// What a kernel says of one row.
-template <auto kernel> auto told(const KernelTable& table, const FloatArray& x) {
+template <auto kernel> auto of_one_row(const KernelTable& table, const FloatArray& x) {
   const View v(x, "x");
   check(v.size() >= 1, "x: expected at least one value");
   Rows row(1, v.size() * 4);
@@ -348,8 +347,8 @@ void bind_kernels(nb::module_& m) {
       .def_static("natural_log", &natural_log, "x"_a)
       .def("scale", &scale, "x"_a, "factor"_a)
       .def("divide", &divide, "x"_a, "divisor"_a)
-      .def("all_finite", &told<&Kernels::all_finite>, "x"_a)
-      .def("argmax", &told<&Kernels::argmax>, "x"_a)
+      .def("all_finite", &of_one_row<&Kernels::all_finite>, "x"_a)
+      .def("argmax", &of_one_row<&Kernels::argmax>, "x"_a)
       .def("exp_sum", &exp_sum, "x"_a, "shift"_a = 0.0f, "mul"_a = 1.0f, "The exponentials and their sum.")
       .def("attend", &attend, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, nb::kw_only(), "scale"_a,
            "dtype"_a = "bf16", "base"_a = 0, "One chunk of at most 512 tokens from position base: m, l, o.")

@@ -45,7 +45,11 @@ void bind_limits(nb::module_& m) {
           "type"_a, nb::kw_only(), "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Products, each with its addition, a second: of the kernels' own instruction for rows of type "
           "f32,\n"
-          "q8 or bf16, from registers, all threads together.  Releases the GIL.");
+          "q8 or bf16, from registers, all threads together.  Releases the GIL.")
+      .def("scaled_macs_per_s", &Limits::scaled_macs_per_s, nb::kw_only(), "seconds"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "The same of 8-bit products whose sums over 32 are scaled and added, as those of quantized\n"
+           "weights are.  Releases the GIL.");
 }
 
 } // namespace samovar

@@ -89,8 +89,15 @@ double Limits::read_bytes_per_s(int64_t bytes, double seconds) {
 }
 
 double Limits::macs_per_s(RowType type, double seconds) {
+  return products_per_s(kernels_->peak[static_cast<int>(type)], seconds);
+}
+
+double Limits::scaled_macs_per_s(double seconds) {
+  return products_per_s(kernels_->peak_scaled, seconds);
+}
+
+double Limits::products_per_s(int64_t (*product)(int rounds), double seconds) {
   check_seconds(seconds);
-  const auto product = kernels_->peak[static_cast<int>(type)];
   const int64_t items = pool_->threads() * kItemsPerThread;
   product(kRounds);
   const double start = now();

@@ -21,8 +21,12 @@ public:
 
   // Products (each with its addition) a second of all threads together, from registers.
   double macs_per_s(RowType type, double seconds);
+  // The same of 8-bit products whose sums over 32 are scaled.
+  double scaled_macs_per_s(double seconds);
 
 private:
+  double products_per_s(int64_t (*product)(int rounds), double seconds);
+
   std::shared_ptr<Pool> pool_;
   const Kernels* kernels_;
   Arena arena_;

@@ -58,6 +58,7 @@ constexpr Kernels make_table() {
   table.attend[static_cast<int>(KvType::BF16)] = attend_tiles<KvType::BF16>;
   table.attend[static_cast<int>(KvType::Q8)] = attend_tiles<KvType::Q8>;
   table.peak[static_cast<int>(RowType::Q8)] = peak_tiles<RowType::Q8>;
+  table.peak_scaled = peak_tiles<RowType::Q8>; // vectors scale while tiles multiply
   table.peak[static_cast<int>(RowType::BF16)] = peak_tiles<RowType::BF16>;
   return table;
 }

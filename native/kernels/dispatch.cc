@@ -46,6 +46,7 @@ const Kernels& amx_table() {
     for (int type = 0; type < 3; ++type)
       if (amx::kKernels.peak[type])
         merged.peak[type] = amx::kKernels.peak[type];
+    merged.peak_scaled = amx::kKernels.peak_scaled;
     return merged;
   }();
   return table;

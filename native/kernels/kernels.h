@@ -83,7 +83,7 @@ struct Kernels {
   const char* name; // as the files of native/isa: "portable", "avx2", ...
 
   MatmulFn matmul[kNumForms]; // by Form
-  int64_t matmul_bytes;       // of activations that a call should have at most, to be fast
+  int64_t matmul_bytes;       // of activations that a call should have at most, so that L2 holds them
   AttendFn attend[3];         // by KvType
 
   // Stores one token's k and v (hd floats each) into its slot of a page, by KvType.
@@ -121,6 +121,7 @@ struct Kernels {
   // out[i] = x[i] / s
   void (*divide)(const float* x, float s, int n, float* out);
 
+  // Whether no x is infinite or NaN.  x needs 4-byte alignment only.
   bool (*all_finite)(const float* x, int n);
 
   // Index of the largest value; the lowest index on a tie.  NaN is never chosen; all NaN gives 0.
@@ -131,6 +132,8 @@ struct Kernels {
   // The limit that matmuls are measured against: multiplies and adds as the products of this RowType do at
   // best, from registers, in 1 to 2^14 rounds.  Returns the products made.
   int64_t (*peak[3])(int rounds);
+  // The same for 8-bit products whose sums are scaled and added, as the blocks of quantized panels are.
+  int64_t (*peak_scaled)(int rounds);
 };
 
 // Tables that this build has and this CPU can run, best first; the last is always "portable".

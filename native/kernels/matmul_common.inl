@@ -46,9 +46,9 @@ SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T:
   if (!a.bias && tile.column(T::units - 1) + kLanes <= a.n) // most tiles: from registers
     return unroll<T::units>(SAMOVAR_BODY(auto u) {
       float* out = a.out + tile.row * a.out_stride + tile.column(u);
-      const float* more = a.add ? a.add + tile.row * a.add_stride + tile.column(u) : nullptr;
+      const float* addend = a.add ? a.add + tile.row * a.add_stride + tile.column(u) : nullptr;
       unroll<T::rows>(SAMOVAR_BODY(auto r) {
-        store(out + r * a.out_stride, more ? add(acc[u][r], load(more + r * a.add_stride)) : acc[u][r]);
+        store(out + r * a.out_stride, addend ? add(acc[u][r], load(addend + r * a.add_stride)) : acc[u][r]);
       });
     });
   alignas(64) float sums[T::units * T::rows * kLanes];

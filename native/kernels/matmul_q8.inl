@@ -246,6 +246,20 @@ SAMOVAR_INLINE void unpack(const WeightBlock<form>& from, typename UnpackedBlock
     store(to.minimum + lane, from.minimum());
 }
 
+template <Form form, class T>
+SAMOVAR_INLINE void unpacked_tile(const MatmulArgs& a, const T& tile,
+                                  const typename UnpackedBlock<form>::Data* blocks, int num_blocks) {
+  constexpr int rows = T::rows, units = T::units;
+  const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
+  F acc[units][rows];
+  unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
+  for (int b = 0; b < num_blocks; ++b)
+    unroll<units>(SAMOVAR_BODY(auto u) {
+      q8_block<form, rows>(UnpackedBlock<form>(blocks[b], tile.part + u), x, b, acc[u]);
+    });
+  finish(a, tile, acc);
+}
+
 constexpr int kMaxUnpacked = 64; // blocks, on the stack
 
 // Each panel is unpacked once for all rows: where a fifth bit is put to each code, that takes as long as the
@@ -266,17 +280,8 @@ template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs&
           SAMOVAR_BODY(auto part) { unpack(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[b]); });
     }
     walk_rows<1, kQ8Tiles.parts, kQ8Tiles.rows, 0>(
-        a, panel, false, SAMOVAR_BODY(const auto& tile) {
-          constexpr int rows = tile.rows, units = tile.units;
-          const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
-          F acc[units][rows];
-          unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
-          for (int b = 0; b < num_blocks; ++b)
-            unroll<units>(SAMOVAR_BODY(auto u) {
-              q8_block<form, rows>(UnpackedBlock<form>(blocks[b], tile.part + u), x, b, acc[u]);
-            });
-          finish(a, tile, acc);
-        });
+        a, panel, false,
+        SAMOVAR_BODY(const auto& tile) { unpacked_tile<form>(a, tile, blocks, num_blocks); });
   }
 }
 

@@ -46,6 +46,43 @@ inline int64_t peak_q8(int rounds) {
   return int64_t{rounds} * steps * kPeakSums * kLanes * 4;
 }
 
+// As many rows as q8_block has at best, and registers for.
+inline int64_t peak_scaled(int rounds) {
+  constexpr int rows = kLanes == 16 ? 8 : kDotGathers ? 2 : 4;
+  alignas(64) int8_t a[rows][kBlock];
+  alignas(64) uint8_t codes[8][kLanes * 4];
+  float d[rows], scales[kLanes];
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < kBlock; ++i)
+      a[r][i] = static_cast<int8_t>((r * 61 + i * 37) % 255 - 127);
+    d[r] = r % 2 == 0 ? 0.5f : -0.5f;
+  }
+  for (int i = 0; i < kLanes; ++i)
+    scales[i] = static_cast<float>(i - 7) * 0.125f;
+  for (int j = 0; j < 8; ++j)
+    for (int i = 0; i < kLanes * 4; ++i)
+      codes[j][i] = static_cast<uint8_t>((j * 5 + i * 7) % 16);
+  F acc[rows];
+  unroll<rows>(SAMOVAR_BODY(auto r) { acc[r] = zero(); });
+  for (int round = 0; round < rounds; ++round) {
+    forget_memory(a);
+    Dot<4> sum[rows];
+    unroll<rows>(SAMOVAR_BODY(auto r) { sum[r] = Dot<4>(iset1(0)); });
+    unroll<4>(SAMOVAR_BODY(auto j) {
+      const I lo = iload(codes[j]), hi = iload(codes[4 + j]);
+      unroll<rows>(SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value, j.value>(lo, a[r]); });
+      unroll<rows>(SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value + 1, j.value>(hi, a[r] + 16); });
+    });
+    const F scale = load(scales);
+    unroll<rows>(
+        SAMOVAR_BODY(auto r) { acc[r] = fma(to_float(sum[r].total()), mul(scale, set1(d[r])), acc[r]); });
+  }
+  float totals[rows][kLanes];
+  unroll<rows>(SAMOVAR_BODY(auto r) { store(totals[r], acc[r]); });
+  forget_memory(totals);
+  return int64_t{rounds} * rows * kBlock * kLanes;
+}
+
 // multiply(sum, weights, factor) makes `products` products in each lane.
 template <class Multiply> SAMOVAR_INLINE int64_t peak_floats(int rounds, int products, Multiply multiply) {
   constexpr int steps = 8, weights = 3, sums = 12;

@@ -28,8 +28,7 @@ SAMOVAR_INLINE bool quantize_four(const float* x, int8_t* codes, Q8Block* blocks
 
   const __m128 largest = _mm_castsi128_ps(_mm512_castsi512_si128(all)), limit = _mm_set1_ps(127.0f);
   const __m128 inverse = _mm_div_ps(limit, largest);
-  // A NaN is above nothing, an infinity has no inverse, and the inverse of zero and a little more is
-  // infinite.
+  // Not for a NaN (unordered), an infinity (its inverse is 0), and for zero or little more (infinite).
   const __m128 good = _mm_and_ps(_mm_cmp_ps(inverse, _mm_setzero_ps(), _CMP_GT_OQ),
                                  _mm_cmp_ps(inverse, _mm_set1_ps(0x1.fffffep+127f), _CMP_LE_OQ));
   if (_mm_movemask_ps(good) != 15)

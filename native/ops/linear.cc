@@ -14,8 +14,8 @@ constexpr int walk(int rows) {
 }
 constexpr int kMaxTile = 16; // panels of an item at most
 constexpr int kItemsPerThread = 8;
-constexpr int kMaxRowBlock = 128; // rows of an item at most
-constexpr int kRowMultiple = 16;  // the tiles of every instruction set divide it
+constexpr int kRowUnit = 8;                          // rows of a kernel's tile
+constexpr int kMinRowBlock = 32, kMaxRowBlock = 128; // rows of an item, if there are so many
 
 // A step is cut into tiles of panels x blocks of rows; all tiles of a block of rows come first, so
 // that its activations stay in cache.  K is never cut.
@@ -47,8 +47,8 @@ public:
       tile -= tiles_of(*segment, cut.tile_panels);
       ++segment;
     }
-    const int first_row = static_cast<int>(item / cut.tiles) * cut.block_rows;
-    const int rows = std::min(cut.block_rows, cut.rows - first_row);
+    const int block = static_cast<int>(item / cut.tiles), first_row = cut.first_row(block);
+    const int rows = std::min(cut.first_row(block + 1), cut.rows) - first_row;
     const int first = tile * cut.tile_panels;
     const int last = std::min(first + cut.tile_panels, panels_of(*segment));
     multiply(step, *segment, first_row, rows, first, last);
@@ -56,7 +56,10 @@ public:
 
 private:
   struct Cut {
-    int rows, block_rows, row_blocks, tile_panels, tiles;
+    int rows, units, row_blocks, tile_panels, tiles;
+
+    // Of a block of rows: each has as many units as any other, or one more.
+    int first_row(int block) const { return units * block / row_blocks * kRowUnit; }
   };
 
   static int panels_of(const Weight::Segment& segment) {
@@ -66,21 +69,16 @@ private:
     return (panels_of(segment) + tile_panels - 1) / tile_panels;
   }
 
-  // As many of at most `most` rows as divide them evenly.
-  static int even_rows(int rows, int most) {
-    const int blocks = std::max((rows + most - 1) / most, 1);
-    return ((rows + blocks - 1) / blocks + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
-  }
-
   Cut cut_step(const Step& step) const {
     Cut cut{};
     cut.rows = step.num_rows(operands_.x.rows);
-    const int fit =
-        static_cast<int>(step.kernels->matmul_bytes / operands_.x.stride) / kRowMultiple * kRowMultiple;
-    cut.block_rows = std::min(even_rows(cut.rows, std::clamp(fit, kRowMultiple, kMaxRowBlock)), cut.rows);
-    cut.row_blocks = cut.rows == 0 ? 0 : (cut.rows + cut.block_rows - 1) / cut.block_rows;
+    cut.units = (cut.rows + kRowUnit - 1) / kRowUnit;
+    const int fit = static_cast<int>(step.kernels->matmul_bytes / operands_.x.stride);
+    const int most = std::clamp(fit, kMinRowBlock, kMaxRowBlock) / kRowUnit;
+    cut.row_blocks = (cut.units + most - 1) / most;
+    const int block_rows = cut.rows == 0 ? 0 : (cut.rows + cut.row_blocks - 1) / cut.row_blocks;
     const int64_t even = int64_t{panels_} * cut.row_blocks / (int64_t{step.threads} * kItemsPerThread);
-    const int walked = walk(cut.block_rows);
+    const int walked = walk(block_rows);
     cut.tile_panels = std::clamp(static_cast<int>(even) / walked * walked, walked, kMaxTile);
     for (const Weight::Segment& segment : weight_->segments())
       cut.tiles += tiles_of(segment, cut.tile_panels);
@@ -109,7 +107,7 @@ private:
       args.add_stride = add->stride / 4;
     }
     step.kernels->matmul[static_cast<int>(segment.form)](args);
-    if (out.rows == RowKind::Logits) // checked while they are in cache
+    if (out.rows == RowKind::Logits) // what becomes logits is checked while it is in cache
       for (int r = 0; r < rows; ++r)
         if (!step.kernels->all_finite(args.out + r * args.out_stride, args.n))
           step.mark_bad(out.rows, first_row + r);

@@ -42,8 +42,8 @@ struct RoundRowsSpec {
 };
 void add_round_rows(Program& program, RoundRowsSpec spec);
 
-// out[:, out_col : out_col + weight.rows] = x . weight^T [+ bias] [+ the same columns of add].  Marks the
-// tokens whose logits are not all finite
+// out[:, out_col : out_col + weight.rows] = x . weight^T [+ bias] [+ the same columns of add].  Of rows
+// that need logits it marks the tokens that are not all finite
 struct LinearSpec {
   int x;
   std::shared_ptr<const Weight> weight;

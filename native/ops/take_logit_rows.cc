@@ -15,6 +15,7 @@ private:
   void run_row(const Step& step, int row, uint8_t*) const noexcept override {
     const int token = step.logit_rows[static_cast<size_t>(row)];
     std::memcpy(step.row(out_, row), step.row(x_, token), static_cast<size_t>(out_.stride));
+    // A program that ends here has nobody else to check its logits.
     if (out_.type == RowType::F32 && !step.kernels->all_finite(step.floats(out_, row), out_.cols))
       step.mark_bad(out_.rows, row);
   }

@@ -14,11 +14,11 @@ inline void require_tile(bool ok) {
     __builtin_trap();
 }
 
-// tile[t] = 64 bytes of each row; rows that the tile does not have are zero
 template <int t> inline void tile_zero() {
   require_tile(tile_file.rows[t] > 0);
   __builtin_memset(tile_file.bytes[t], 0, kTileBytes);
 }
+// tile[t] = 64 bytes of each row; rows that the tile does not have are zero
 template <int t> inline void tile_load(const void* p, int64_t stride) {
   tile_zero<t>();
   for (int r = 0; r < tile_file.rows[t]; ++r)

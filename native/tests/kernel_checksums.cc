@@ -97,8 +97,8 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
     const int64_t out_stride = n + 3;
     Floats out = activations(static_cast<int>(out_stride) * rows, random), plus = out;
     MatmulArgs args = matmul_args(x, rows, w, form, k, n, out.data(), out_stride);
-    if (mode == 1) {
-      args.bias = bias.data();
+    if (mode == 1 || mode == 3) {
+      args.bias = mode == 1 ? bias.data() : nullptr;
       args.add = out.data();
       args.add_stride = out_stride;
     }
@@ -126,6 +126,9 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
   run(256, 80, 52, 2);
   for (int rows : {16, 33, 47, 64, 131}) // the blocks of matrix tiles, whole and not
     run(rows % 2 ? 608 : 256, rows == 131 ? 24 : 72, rows, rows % 3 == 0);
+  for (int rows : {31, 32}) // panels that are unpacked for many rows, and k that is too long for it
+    for (int k : {96, 2048, 2080})
+      run(k, 40, rows, k == 2048 ? 0 : 3);
   if (form == Form::F32 || form == Form::F16)
     run(37, 20, 3, 0);
 }
@@ -212,6 +215,7 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
           Floats broken = x;
           broken[random.below(n)] = bad;
           sum.value(function(broken.data(), n, row.data()));
+          sum.add(row.data(), row_bytes(q8 ? RowType::Q8 : RowType::BF16, n));
         }
       } else if (name == "rms_norm") {
         if (extreme)

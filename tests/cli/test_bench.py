@@ -50,6 +50,8 @@ def test_one_json_object_holds_everything(capfd: pytest.CaptureFixture[str]) -> 
         assert figure["macs_per_token"] > 0
         assert figure["read_share"] > 0
         assert figure["matmul_share"] > 0
+        # Each operation takes at least what either limit asks of it.
+        assert figure["limit_share"] >= max(figure["read_share"], figure["matmul_share"]) - 1e-4
     bounds = result["limits"]
     assert bounds["memory_bytes_per_s"] > 0
     assert bounds["weights_bytes_per_s"] > 0
@@ -81,6 +83,8 @@ def test_the_profile_tells_prefill_decode_and_batches_apart(
         parts = sum(profile[part] for part in ("sample_s", "between_s", "python_s"))
         assert sum(row["seconds"] for row in operations) + parts == pytest.approx(profile["wall_s"])
         assert {row["kind"] for row in operations} >= {"linear", "attention"}
+        bounded = {row["kind"] for row in operations if row["limit_s"] is not None}
+        assert bounded == {"linear", "attention"}
         assert sum(profile["shares"].values()) == pytest.approx(1)
     num_steps = [
         next(row["calls"] for row in profile["operations"] if row["kind"] == "embedding")

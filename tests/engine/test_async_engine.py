@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +103,60 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
             with pytest.raises(ContextOverflow) as info:
                 front.stream(request, param="messages")
             assert info.value.param == "messages"
+
+    asyncio.run(main())
+
+
+def test_a_delta_comes_while_the_next_step_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(MODEL_PATHS[0])
+    (request,) = requests(engine, max_tokens=0)[:1]
+    runner, go_on, num_runs = engine._runner, threading.Event(), 0
+
+    def run(**arrays: Any) -> list[int]:
+        nonlocal num_runs
+        num_runs += 1
+        assert num_runs == 1 or go_on.wait(60)
+        return runner.run(**arrays)
+
+    monkeypatch.setattr(engine, "_runner", SimpleNamespace(run=run))
+
+    async def main() -> None:
+        async with running(engine) as front:
+            stream = front.stream(request)
+            try:
+                first = await asyncio.wait_for(anext(stream), 30)
+            finally:
+                go_on.set()
+            assert len(first.tokens) == 1
+            await stream.aclose()
+            await until_idle(engine)
+
+    asyncio.run(main())
+
+
+def test_what_a_step_made_comes_before_the_fault_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = load(MODEL_PATHS[0])
+    (request,) = requests(engine, max_tokens=0)[:1]
+    schedule, num_steps = engine._scheduler.schedule, 0
+
+    def fault(*arguments: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            raise RuntimeError("a fault of ours")
+        return schedule(*arguments)
+
+    monkeypatch.setattr(engine._scheduler, "schedule", fault)
+
+    async def main() -> None:
+        async with running(engine) as front:
+            stream = front.stream(request)
+            assert len((await anext(stream)).tokens) == 1
+            assert len((await anext(stream)).tokens) == 1
+            with pytest.raises(Unavailable):
+                await anext(stream)
 
     asyncio.run(main())
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from samovar.models.program import Rows
-from samovar.models.work import Attention, Linear, PackedMatrix, StepWork, Work
+from samovar.models.work import Attention, Linear, OperationWork, PackedMatrix, Work, total
 
-BODY = Linear(Rows.TOKENS, num_weights=1000, matrix=PackedMatrix("q8", 600))
-HEAD = Linear(Rows.LOGITS, num_weights=5000, matrix=PackedMatrix("bf16", 10000))
-FULL = Attention(heads=4, kv_heads=2, head_dim=32, window=0)
-SLIDING = Attention(heads=4, kv_heads=2, head_dim=32, window=8)
+BODY = Linear("model.py:1", Rows.TOKENS, num_weights=1000, matrix=PackedMatrix("q8", 600))
+HEAD = Linear("model.py:9", Rows.LOGITS, num_weights=5000, matrix=PackedMatrix("bf16", 10000))
+FULL = Attention("model.py:5", heads=4, kv_heads=2, head_dim=32, window=0)
+SLIDING = Attention("model.py:6", heads=4, kv_heads=2, head_dim=32, window=8)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_weights_are_read_once_for_all_rows(
     chunks: list[tuple[int, int]], num_logit_rows: int, num_bytes: int, macs: dict[Any, int]
 ) -> None:
     step = Work((BODY, HEAD), ()).step(chunks, num_logit_rows=num_logit_rows, kv="bf16")
-    assert step == StepWork(num_bytes, macs)
+    assert total([step]) == OperationWork(num_bytes, macs)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,27 @@ def test_attention_reads_what_its_rows_see(
         ("bf16", 2 * 32, "bf16"),
         ("q8", 32 + 4, "bf16"),
     ):
-        step = Work((), (layer, layer)).step([chunk], num_logit_rows=0, kv=kv)
+        step = total([Work((), (layer, layer)).step([chunk], num_logit_rows=0, kv=kv)])
         # Two layers, keys and values of two heads; four query heads.
         assert step.num_bytes == 2 * 2 * 2 * num_read * token_bytes
         assert step.macs == {type: 2 * 2 * 4 * 32 * num_products}
 
 
 def test_steps_add_up() -> None:
-    total = StepWork(1, {"q8": 2}) + StepWork(10, {"q8": 20, "f32": 5})
-    assert total == StepWork(11, {"q8": 22, "f32": 5})
+    line = ("linear", "model.py:1")
+    first = [(line, OperationWork(1, {"q8": 2})), (line, OperationWork(10, {"q8": 20}))]
+    second = [(line, OperationWork(100, {"f32": 5}))]
+    assert total([first, second]) == OperationWork(111, {"q8": 22, "f32": 5})
+
+
+def test_each_operation_has_its_line() -> None:
+    work = Work((BODY, BODY, HEAD), (FULL, SLIDING, FULL))
+    lines = [line for line, _ in work.step([(3, 2)], num_logit_rows=1, kv="bf16")]
+    assert sorted(lines) == [
+        ("attention", "model.py:5"),
+        ("attention", "model.py:5"),
+        ("attention", "model.py:6"),
+        ("linear", "model.py:1"),
+        ("linear", "model.py:1"),
+        ("linear", "model.py:9"),
+    ]

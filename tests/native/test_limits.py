@@ -16,6 +16,12 @@ def test_every_table_multiplies_every_type_of_rows(table: str, type: str) -> Non
     assert limits.macs_per_s(type, seconds=1e-4) > 1e6
 
 
+@pytest.mark.parametrize("table", native.available())
+def test_every_table_scales_the_sums_of_its_products(table: str) -> None:
+    limits = native.Limits(native.Pool(1), native.Kernels(table), buffer_bytes=MIB)
+    assert limits.scaled_macs_per_s(seconds=1e-4) > 1e6
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("nbytes", [100_000, MIB])
 def test_threads_read_together(threads: int, nbytes: int) -> None:
@@ -34,5 +40,7 @@ def test_what_is_out_of_range_is_refused() -> None:
         limits.read_bytes_per_s(nbytes=2047, seconds=1e-4)
     with pytest.raises(ValueError, match="seconds"):
         limits.read_bytes_per_s(nbytes=MIB, seconds=0)
+    with pytest.raises(ValueError, match="seconds"):
+        limits.scaled_macs_per_s(seconds=61)
     with pytest.raises(ValueError, match="type: expected f32, q8 or bf16, got int8"):
         limits.macs_per_s("int8", seconds=1e-4)

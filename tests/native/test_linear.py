@@ -167,6 +167,17 @@ def test_rows_threads_and_tables_change_no_bit(name: str) -> None:
             np.testing.assert_array_equal(found, whole[: len(some)])
 
 
+@pytest.mark.parametrize(("name", "k"), [("F32", 4096), ("Q4_0", 8192), ("Q5_0", 2048)])
+def test_long_rows_are_cut_without_a_trace(name: str, k: int) -> None:
+    rng = np.random.default_rng(7)
+    outputs = 40
+    parts = [(name, random_blocks(name, outputs * k, rng), outputs)]
+    x = rng.normal(size=(97, k)).astype(np.float32)
+    alone = linear(x, parts, step=1)
+    for num_rows in (17, 33, 41, 97):
+        np.testing.assert_array_equal(linear(x[:num_rows], parts), alone[:num_rows])
+
+
 def test_parts_in_several_formats_fill_their_columns() -> None:
     rng = np.random.default_rng(5)
     k, sizes = 256, {"Q4_0": 20, "Q5_K": 3, "Q8_0": 40}

@@ -186,9 +186,28 @@ def test_a_program_ends_with_its_logits() -> None:
         bench.program.set_logits(x=x)
     with pytest.raises(ValueError, match="set_logits: x: no buffer 99"):
         bench.program.set_logits(x=99)
-    unchecked = bench.buffer(32, rows="logits")
-    with pytest.raises(ValueError, match="set_logits: x: expected what the last operation"):
-        bench.program.set_logits(x=unchecked)
+    rows, part, normed = (bench.buffer(32, rows="logits") for _ in range(3))
+    for last in (
+        {"kind": "take_logit_rows", "x": x, "out": rows},  # of another buffer
+        {"kind": "rms_norm", "x": rows, "weight": None, "eps": 1e-5, "out": normed},
+        {
+            "kind": "linear",
+            "x": rows,
+            "weight": bench.pack(np.eye(16, 32, dtype=np.float32)),
+            "out": part,
+        },
+        {
+            "kind": "linear",
+            "x": rows,
+            "weight": bench.pack(np.eye(16, 32, dtype=np.float32)),
+            "out": part,
+            "out_col": 16,
+        },
+    ):
+        getattr(bench.program, f"add_{last.pop('kind')}")(**last, origin="last")
+        for unchecked in (part, normed):
+            with pytest.raises(ValueError, match="set_logits: x: expected what the last operation"):
+                bench.program.set_logits(x=unchecked)
     runner = bench.finish(x, 32)
     with pytest.raises(ValueError, match="logits are set already"):
         bench.program.set_logits(x=x)

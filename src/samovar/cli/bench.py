@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from samovar.engine.limits import Limits
     from samovar.engine.load import LoadedModel
     from samovar.engine.measure import Decode, Prefill, Profile, Rounds
+    from samovar.models.work import Line, StepWork
 
 PREFILL = (128, 512, 2048)
 DEPTHS = (0, 1024)
@@ -86,7 +87,9 @@ def bench(
         result[case.kind].append(_figure(case, own, model, limits))
     if profile:
         result["profile"] = [
-            {"case": str(case)} | _profile(rounds.profile(case)) for case in _typical(chosen)
+            {"case": str(case)}
+            | _profile(rounds.profile(case), limits.seconds_by_line(_steps(case, model)))
+            for case in _typical(chosen)
         ]
     if as_json:
         print(json.dumps(result, indent=2))
@@ -248,7 +251,10 @@ def _figure(
     case: Prefill | Decode, seconds: list[float], model: LoadedModel, limits: Limits
 ) -> dict[str, Any]:
     """One line of the result; shares are those of the median."""
-    work = case.work(model.work, kv=model.info.kv, batch=model.info.batch)
+    from samovar.models.work import total
+
+    steps = _steps(case, model)
+    work = total(steps)
     rates = [case.num_tokens / s for s in seconds]
     middle = median(rates)
     middle_s = case.num_tokens / middle
@@ -262,7 +268,12 @@ def _figure(
         "macs_per_token": round(sum(work.macs.values()) / case.num_tokens),
         "read_share": round(limits.read_share(work, middle_s), 4),
         "matmul_share": round(limits.matmul_share(work, middle_s), 4),
+        "limit_share": round(sum(limits.seconds_by_line(steps).values()) / middle_s, 4),
     }
+
+
+def _steps(case: Prefill | Decode, model: LoadedModel) -> list[StepWork]:
+    return case.steps(model.work, kv=model.info.kv, batch=model.info.batch)
 
 
 def _typical(cases: list[Prefill | Decode]) -> list[Prefill | Decode]:
@@ -276,11 +287,15 @@ def _typical(cases: list[Prefill | Decode]) -> list[Prefill | Decode]:
     return list(dict.fromkeys(chosen))
 
 
-def _profile(profile: Profile) -> dict[str, Any]:
+def _profile(profile: Profile, least_s: dict[Line, float]) -> dict[str, Any]:
+    """least_s: by line, what the limits allow."""
     return {
         "wall_s": profile.wall_s,
         "shares": {kind: s / profile.wall_s for kind, s in profile.by_kind().items()},
-        "operations": [dataclasses.asdict(row) for row in profile.operations],
+        "operations": [
+            dataclasses.asdict(row) | {"limit_s": least_s.get((row.kind, row.origin))}
+            for row in profile.operations
+        ],
         "sample_s": profile.sample_s,
         "between_s": profile.between_s,
         "python_s": profile.python_s,

@@ -31,6 +31,8 @@ def print_report(result: dict[str, Any]) -> None:
         f"{limits['memory_bytes_per_s'] / 1e9:.1f} GB/s of {limits['memory_bytes'] / 1e6:.0f} MB"
     )
     peaks = [f"{ARITHMETIC[kind]} {rate / 1e9:.0f}" for kind, rate in limits["macs_per_s"].items()]
+    if limits["scaled_macs_per_s"] is not None:
+        peaks.append(f"8-bit with scales {limits['scaled_macs_per_s'] / 1e9:.0f}")
     console.print(f"multiplies at best, in GMAC/s: {', '.join(peaks)}")
     console.print()
     print_table(_figures(result))
@@ -43,7 +45,7 @@ def print_report(result: dict[str, Any]) -> None:
 def _figures(result: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column(f"median of {result['repetitions']}")
-    for heading in ("tokens/s", "spread", "of read limit", "of matmul peak"):
+    for heading in ("tokens/s", "spread", "of read limit", "of matmul peak", "of limits"):
         table.add_column(heading, justify="right")
     for kind in ("prefill", "decode"):
         for figure in result[kind]:
@@ -53,6 +55,7 @@ def _figures(result: dict[str, Any]) -> Table:
                 f"{figure['spread']:.0%}",
                 f"{figure['read_share']:.0%}",
                 f"{figure['matmul_share']:.0%}",
+                f"{figure['limit_share']:.0%}",
             )
     return table
 
@@ -67,14 +70,19 @@ def _operations(profile: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("operation")
     table.add_column("line")
-    for heading in ("calls", "ms", "share"):
+    for heading in ("calls", "ms", "share", "of limit"):
         table.add_column(heading, justify="right")
 
-    def add(kind: str, origin: str, calls: str, seconds: float) -> None:
-        table.add_row(kind, origin, calls, f"{seconds * 1000:.2f}", f"{seconds / wall_s:.1%}")
+    def add(
+        kind: str, origin: str, calls: str, seconds: float, limit_s: float | None = None
+    ) -> None:
+        of_limit = "" if limit_s is None else f"{limit_s / seconds:.0%}"
+        table.add_row(
+            kind, origin, calls, f"{seconds * 1000:.2f}", f"{seconds / wall_s:.1%}", of_limit
+        )
 
     for row in profile["operations"]:
-        add(row["kind"], row["origin"], str(row["calls"]), row["seconds"])
+        add(row["kind"], row["origin"], str(row["calls"]), row["seconds"], row["limit_s"])
     add("sampling", "", "", profile["sample_s"])
     add("between operations", "", "", profile["between_s"])
     add("Python", "", "", profile["python_s"])

@@ -154,13 +154,15 @@ class AsyncEngine:
             while self._take_messages():
                 # The event loop needs the GIL for what a step made: it is woken when the next step
                 # is about to let it go, not to wait for it.
-                deltas = self.engine.step(before_compute=self._post_finished)
-                self._post_finished()  # unless that was done: nothing was computed
+                deltas = self.engine.step(before_wait=self._post_finished)
+                self._post_finished()  # unless that was done: there was nothing to wait for
                 self._finished = deltas or []
             self.engine.close()
         except BaseException as failure:  # the thread must never end in silence
-            self._post_finished()
-            self._post(self._fail, failure)  # first: without memory the log may fail as well
+            try:
+                self._post_finished()
+            finally:
+                self._post(self._fail, failure)  # first: without memory the log may fail as well
             logger.critical("the engine has stopped after a fault", exc_info=failure)
 
     def _take_messages(self) -> bool:

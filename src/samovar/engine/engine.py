@@ -169,21 +169,22 @@ class Engine:
             self._disk.close()
 
     def step(
-        self, before_compute: Callable[[], None] | None = None
+        self, before_wait: Callable[[], None] = lambda: None
     ) -> list[tuple[str, Delta]] | None:
         """Computes one step; what each request gained by it, or None if there is nothing to do.
 
-        before_compute: called, if anything is computed, when all is ready and the GIL is about to
-            be free for long.
+        before_wait: called when the GIL is about to be free for long: before blocks are read from
+            disk, and when all is ready to compute.
         """
         started = time.monotonic()
-        chunks = self._scheduler.schedule(self._pace.budget(self._scheduler.num_decoding))
+        budget = self._pace.budget(self._scheduler.num_decoding)
+        chunks = self._scheduler.schedule(budget, before_wait)
         if not chunks:
             if not self._scheduler.read_s:
                 return None
             self._last_step_at = time.monotonic()
             return []  # blocks were read from disk, and there are more
-        computed = self._compute(chunks, before_compute)
+        computed = self._compute(chunks, before_wait)
         # A failed chunk is as if it had not been computed: nobody shall find what it left behind.
         self._scheduler.commit([each.chunk for each in computed if not each.failed])
         deltas = self._finish_step(computed)
@@ -240,13 +241,10 @@ class Engine:
         """Asserts that no block is lost or shared; for idle moments and tests."""
         self._scheduler.check()
 
-    def _compute(
-        self, chunks: list[Chunk], before_compute: Callable[[], None] | None
-    ) -> list[Computed]:
+    def _compute(self, chunks: list[Chunk], before_wait: Callable[[], None]) -> list[Computed]:
         """Runs the model on the chunks."""
         arrays = step_arrays(chunks)
-        if before_compute is not None:
-            before_compute()
+        before_wait()
         bad_rows = self._runner.run(**arrays)
         computed = []
         row = logit_row = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -44,14 +43,14 @@ class Prefill:
         """The blocks of the KV cache that it needs."""
         return blocks_for(self.num_ctx)
 
-    def work(self, model: Work, *, kv: str, batch: int) -> StepWork:
+    def steps(self, model: Work, *, kv: str, batch: int) -> list[StepWork]:
         """What its steps have to read and to multiply, `batch` tokens in each."""
         steps = []
         for start in range(0, self.num_tokens, batch):
             count = min(batch, self.num_tokens - start)
             last = start + count == self.num_tokens
             steps.append(model.step([(start, count)], num_logit_rows=int(last), kv=kv))
-        return _sum(steps)
+        return steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,12 @@ class Decode:
         """The blocks of the KV cache that it needs."""
         return self.streams * blocks_for(self.num_ctx)
 
-    def work(self, model: Work, *, kv: str, batch: int) -> StepWork:
+    def steps(self, model: Work, *, kv: str, batch: int) -> list[StepWork]:
         """What its steps have to read and to multiply."""
-        positions = range(self.num_prompt, self.num_prompt + self.num_new)
-        return _sum(
+        return [
             model.step([(position, 1)] * self.streams, num_logit_rows=self.streams, kv=kv)
-            for position in positions
-        )
+            for position in range(self.num_prompt, self.num_prompt + self.num_new)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +246,3 @@ class _TimedRunner:
         result = self._runner.sample(**arrays)
         self._sample_s += time.perf_counter() - started
         return result
-
-
-def _sum(steps: Iterable[StepWork]) -> StepWork:
-    total = StepWork(0, {})
-    for step in steps:
-        total += step
-    return total

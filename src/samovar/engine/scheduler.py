@@ -95,6 +95,7 @@ class Scheduler:
         self._copy_block = copy_block
         self._max_read_s = max_read_s
         self.read_s = 0.0  # what the last step spent on blocks from disk
+        self._before_read: Callable[[], None]  # of the present step
         self._running: list[Sequence] = []  # oldest first
         self._waiting: deque[Sequence] = deque()  # oldest first
         self.num_preemptions = 0
@@ -133,12 +134,14 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
 
-    def schedule(self, budget: int) -> list[Chunk]:
+    def schedule(self, budget: int, before_read: Callable[[], None] = lambda: None) -> list[Chunk]:
         """The chunks of the next step, oldest first; empty when there is nothing to compute.
 
         budget: prompt tokens that the step may compute besides one token of each reply.
+        before_read: called before blocks are read from disk.
         """
         self.read_s = 0.0
+        self._before_read = before_read
         self._grow_replies()
         self._admit()
         return self._share(max(1, budget))
@@ -275,6 +278,7 @@ class Scheduler:
         )
 
     def _read(self, seq: Sequence, start: int) -> Node | None:
+        self._before_read()
         started = time.monotonic()
         node = self.tree.load(self._tip(seq), seq.tokens, start, seq.blocks[0])
         self.read_s += time.monotonic() - started

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from samovar.models.program import Matrix, Program, Rows, RowType
 
+_KV_VALUE_BYTES = {"f32": 4.0, "bf16": 2.0, "q8": 1.125}  # q8: 32 codes share a scale of 4 bytes
+
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
@@ -18,20 +20,40 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
-    """num_bytes: weights and KV that are read.  macs: products with their additions, by input."""
+class OperationWork:
+    """What one operation does in a step, or several together.
+
+    num_bytes: weights and KV that are read.  macs: products with their additions, by input.
+    """
 
     num_bytes: int
     macs: Mapping[RowType, int]
 
-    def __add__(self, other: StepWork) -> StepWork:
-        return StepWork(self.num_bytes + other.num_bytes, Counter(self.macs) + Counter(other.macs))
+    @classmethod
+    def sum(cls, works: Iterable[OperationWork]) -> OperationWork:
+        """What they do together."""
+        num_bytes = 0
+        macs: Counter[RowType] = Counter()
+        for work in works:
+            num_bytes += work.num_bytes
+            macs.update(work.macs)
+        return cls(num_bytes, macs)
+
+
+Line = tuple[str, str]  # kind and origin of an operation
+StepWork = list[tuple[Line, OperationWork]]  # each operation of a step
+
+
+def total(steps: Iterable[StepWork]) -> OperationWork:
+    """What all operations of some steps do."""
+    return OperationWork.sum(work for step in steps for _, work in step)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A matrix, each step read once and multiplied with the rows of one kind."""
 
+    origin: str
     rows: Rows
     num_weights: int
     matrix: PackedMatrix
@@ -41,6 +63,7 @@ class Linear:
 class Attention:
     """A layer's attention.  window: tokens that it sees, 0 for all."""
 
+    origin: str
     heads: int
     kv_heads: int
     head_dim: int
@@ -49,6 +72,16 @@ class Attention:
     def num_visible(self, position: int) -> int:
         """Positions that the row at `position` attends to."""
         return min(position + 1, self.window) if self.window else position + 1
+
+    def work(self, chunks: Iterable[tuple[int, int]], kv: str) -> OperationWork:
+        """What it does in a step; keys and values are read once for each chunk."""
+        num_read = products = 0
+        for start, count in chunks:
+            seen = [self.num_visible(position) for position in range(start, start + count)]
+            num_read += seen[0] + count - 1
+            products += 2 * self.heads * self.head_dim * sum(seen)
+        num_bytes = int(2 * self.kv_heads * self.head_dim * num_read * _KV_VALUE_BYTES[kv])
+        return OperationWork(num_bytes, {"f32" if kv == "f32" else "bf16": products})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +99,30 @@ class Work:
             if op.kind == "linear":
                 matrix = next(w for w in op.weights.values() if isinstance(w, Matrix))
                 rows = next(iter(op.outs.values())).rows
-                linears.append(Linear(rows, matrix.rows * matrix.cols, packed[matrix.key]))
+                num_weights = matrix.rows * matrix.cols
+                linears.append(Linear(op.origin, rows, num_weights, packed[matrix.key]))
             elif op.kind == "attention":
                 attrs = ("heads", "kv_heads", "head_dim", "window")
-                attentions.append(Attention(*(_int(op.attrs[name]) for name in attrs)))
+                attentions.append(Attention(op.origin, *(_int(op.attrs[name]) for name in attrs)))
         return cls(tuple(linears), tuple(attentions))
 
     def step(self, chunks: Iterable[tuple[int, int]], *, num_logit_rows: int, kv: str) -> StepWork:
-        """The work of a step over `chunks`, each a start and a count of positions.
+        """What each operation does in a step over `chunks`, each a start and a count of positions.
 
-        kv: type of the KV cache; its keys and values are read once for each chunk.
+        kv: type of the KV cache.
         """
         chunks = list(chunks)
         num_rows = {Rows.TOKENS: sum(n for _, n in chunks), Rows.LOGITS: num_logit_rows}
-        num_bytes = 0
-        macs: Counter[RowType] = Counter()
+        step: StepWork = []
         for linear in self.linears:
             if count := num_rows[linear.rows]:
-                num_bytes += linear.matrix.num_bytes
-                macs[linear.matrix.input_type] += count * linear.num_weights
+                macs = {linear.matrix.input_type: count * linear.num_weights}
+                work = OperationWork(linear.matrix.num_bytes, macs)
+                step.append((("linear", linear.origin), work))
         for attention, layers in Counter(self.attentions).items():
-            for start, count in chunks:
-                positions = range(start, start + count)
-                seen = [attention.num_visible(position) for position in positions]
-                num_read = seen[0] + count - 1
-                num_values = 2 * attention.kv_heads * attention.head_dim * num_read
-                num_bytes += int(layers * num_values * _KV_VALUE_BYTES[kv])
-                products = 2 * attention.heads * attention.head_dim * sum(seen)
-                macs["f32" if kv == "f32" else "bf16"] += layers * products
-        return StepWork(num_bytes, macs)
-
-
-_KV_VALUE_BYTES = {"f32": 4.0, "bf16": 2.0, "q8": 1.125}  # q8: 32 codes share a scale of 4 bytes
+            work = attention.work(chunks, kv)
+            step += [(("attention", attention.origin), work)] * layers
+        return step
 
 
 def _int(value: object) -> int:
