@@ -14,7 +14,8 @@ namespace {
 constexpr int kMaxThreads = 1024;
 
 // The step from phase to phase takes 0.2 us, and what one worker does alone between two of them some more; a
-// wake-up from the futex costs 5 to 50 us.  The pause between two steps is longer, but others want the core then.
+// wake-up from the futex costs 5 to 50 us.  The pause between two steps is longer, but others want the core
+// then.
 constexpr int64_t kSpinNs = 40'000;
 // With more threads than cores, the one that is waited for may need this very core.
 constexpr int64_t kCrowdedSpinNs = 1'000;
