@@ -95,12 +95,27 @@ def _setting(data: dict[str, Any]) -> Iterator[str]:
         f"transparent huge pages `{facts['transparent_huge_pages']}`; "
         f"measured on {time[:10]} with {run['threads']} threads.\n"
     )
-    yield f"- Samovar {versions[SAMOVAR]}"
+    yield from _samovar_versions(data)
     yield f"- llama.cpp, {versions[LLAMA_CPP]}, which says of itself:\n"
     yield f"      {versions['llama.cpp system_info']}\n"
     notes = {run["versions"].get(OPENVINO) for run in data["runs"].values()} - {None}
     yield from (f"- {note}" for note in sorted(notes) if note.startswith("OpenVINO"))
     yield f"\nThe processor's own flags: {' '.join(facts['flags'])}."
+
+
+def _samovar_versions(data: dict[str, Any]) -> Iterator[str]:
+    """The version of the last run, and the rows that were measured with others."""
+    *_, latest = sorted(data["runs"])
+    own = {time: run["versions"][SAMOVAR] for time, run in data["runs"].items()}
+    yield f"- Samovar {own[latest]}"
+    others: dict[str, list[str]] = {}
+    for model in MODELS:
+        rows = data["models"].get(model.name, {"rows": {}})["rows"]
+        for version in sorted({own[entry["run"]] for entry in rows.values()} - {own[latest]}):
+            names = [row for row, entry in rows.items() if own[entry["run"]] == version]
+            others.setdefault(version, []).append(f"{model.title} ({'; '.join(names)})")
+    for version, where in others.items():
+        yield f"  - {version}: {', '.join(where)}"
 
 
 def _overview(data: dict[str, Any], models: list[Model]) -> Iterator[str]:

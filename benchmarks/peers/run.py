@@ -171,10 +171,16 @@ class Session:
 
 
 def version_of_samovar() -> str:
-    """The version, and the commit where there is one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"{__version__}, commit {done.stdout.strip()}" if done.stdout else __version__
+    """The version, and the commit where there is one, `-dirty` if what was measured is another."""
+    git = ["git", "-C", str(Path(__file__).parents[2])]
+    commit, changes = (
+        subprocess.run([*git, *command], capture_output=True, text=True, check=False).stdout.strip()
+        for command in (
+            ["describe", "--always"],
+            ["status", "--porcelain", "--", "src", "native", "benchmarks"],
+        )
+    )
+    return f"{__version__}, commit {commit}{'-dirty' if changes else ''}" if commit else __version__
 
 
 def interleave(measures: dict[str, Measure], num_pairs: int) -> dict[str, list[Samples | None]]:
