@@ -262,8 +262,8 @@ SAMOVAR_INLINE void unpacked_tile(const MatmulArgs& a, const T& tile,
 
 constexpr int kMaxUnpacked = 64; // blocks, on the stack
 
-// Each panel is unpacked once for all rows: where a fifth bit is put to each code, that takes as long as the
-// products of two rows.
+// Each panel is unpacked once for all rows: putting a fifth bit to each code for every eight of them is a
+// tenth of the work.
 template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs& a) {
   constexpr int per_chunk = chunk_blocks(form);
   typename UnpackedBlock<form>::Data blocks[kMaxUnpacked];
