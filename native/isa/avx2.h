@@ -10,6 +10,7 @@ namespace samovar::avx2 {
 namespace {
 
 constexpr int kLanes = 8;
+constexpr int kRegisters = 16;
 using F = __m256;
 using I = __m256i;
 

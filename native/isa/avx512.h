@@ -10,6 +10,7 @@ namespace samovar::avx512 {
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kRegisters = 32;
 using F = __m512;
 using I = __m512i;
 

@@ -10,6 +10,7 @@ namespace samovar::neon_dotprod {
 namespace {
 
 constexpr int kLanes = 4;
+constexpr int kRegisters = 32;
 using F = float32x4_t;
 using I = int32x4_t;
 

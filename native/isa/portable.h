@@ -13,6 +13,7 @@ namespace samovar::portable {
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kRegisters = 16;
 
 struct F {
   float v[kLanes];

@@ -39,7 +39,7 @@ template <class T> inline void bf16_words_tile(const MatmulArgs& a, const T& til
 }
 
 inline void matmul_bf16_words(const MatmulArgs& a) {
-  walk<kBf16Tiles>(a, SAMOVAR_BODY(const auto& tile) { bf16_words_tile(a, tile); });
+  walk<Form::BF16, kBf16Tiles>(a, SAMOVAR_BODY(const auto& tile) { bf16_words_tile(a, tile); });
 }
 
 // page_scores, not yet scaled.

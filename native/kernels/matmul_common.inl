@@ -4,23 +4,44 @@
 // memory at its speed by walking as many panels at once as the processor likes, each a stream of its own;
 // many rows keep one or two panels in L1 and go over them in blocks of rows.
 
-template <int tile_panels, int tile_parts, int tile_rows, int tile_ahead> struct Tile {
+// Calls for `bytes` from `next` on, and from each further panel's, in equal shares.
+struct Fetch {
+  const uint8_t* next;
+  int64_t step; // of a share, and where it begins: 2^-16 lines of 64 bytes
+  int64_t position = 0;
+
+  SAMOVAR_INLINE Fetch(const uint8_t* from, int64_t bytes, int64_t shares)
+      : next(from), step(((bytes / 64 << 16) + shares - 1) / shares) {}
+  template <int panels> SAMOVAR_INLINE void share(int64_t panel_stride) {
+    const int64_t begin = position >> 16, end = (position += step) >> 16;
+    for (int64_t line = begin; line < end; ++line)
+      for (int64_t p = 0; p < panels; ++p)
+        __builtin_prefetch(next + p * panel_stride + line * 64, 0, 3);
+  }
+};
+
+template <int tile_panels, int tile_parts, int tile_rows, int tile_ahead, bool tile_sliced = false>
+struct Tile {
   static constexpr int rows = tile_rows;
   static constexpr int panels = tile_panels;
   static constexpr int parts = tile_parts;
   static constexpr int ahead = tile_ahead;     // bytes
+  static constexpr bool sliced = tile_sliced;  // whether k may be cut
   static constexpr int units = panels * parts; // vectors of one row
-  int row;
-  int panel;
-  int part;
-  bool more; // whether panels follow that are to be fetched
-  int begin; // which 64ths of them in this pass (a block of rows makes one) over the tile's panels
-  int end;
-
-  static constexpr int kWhole = 64;
+  int row = 0;
+  int panel = 0;
+  int part = 0;
+  int first_chunk = 0; // of k
+  int end_chunk = 0;
+  bool more = false;      // whether panels follow that are to be fetched
+  Fetch* fetch = nullptr; // what several tiles over the same weights fetch; null: there is but one
+  float* sums = nullptr;  // of chunks before the first one, and for those after the last one
 
   SAMOVAR_INLINE int column(int unit) const {
     return (panel + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
+  }
+  SAMOVAR_INLINE float* sums_of(int r, int unit) const {
+    return sums + ((row + r) * panels + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
   }
 };
 
@@ -68,66 +89,93 @@ template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body bod
   }
 }
 
-template <int panels, int parts, int rows, int ahead, class Compute>
-SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute) {
-  const int passes = (a.rows + rows - 1) / rows * (kParts / parts);
-  int pass = 0;
-  // The parts of a panel follow each other, so that a line of `out` is written at once.
-  const auto block = SAMOVAR_BODY(auto count, int row) {
-    using T = Tile<panels, parts, count.value, ahead>;
-    for (int part = 0; part < kParts; part += parts, ++pass)
-      compute(T{row, panel, part, more, T::kWhole * pass / passes, T::kWhole * (pass + 1) / passes});
-  };
-  int row = 0;
-  for (; row + rows <= a.rows; row += rows)
-    block(Index<rows>{}, row);
-  rows_left<rows - 1>(a.rows - row, SAMOVAR_BODY(auto left) { block(left, row); });
+// Panels that are walked together, in blocks of rows.  Where these are several, k is cut into slices that
+// stay in L1: `sums` go from one to the next.  begin_slice(panels, panel, first chunk, end chunk) comes
+// before their tiles.
+constexpr int kMaxSlicedRows = 128;
+constexpr int max_slice(int panels, int64_t slice_bytes, int64_t chunk_bytes) { // chunks
+  const int64_t fit = slice_bytes / (panels * chunk_bytes);
+  return fit > 1 ? static_cast<int>(fit) : 1;
 }
 
-template <TileShape shape, class Compute> SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute) {
+template <Form form, int panels, int parts, int rows, int ahead, int slice_bytes, int shares, class Compute,
+          class BeginSlice>
+SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute,
+                              BeginSlice begin_slice) {
+  constexpr int64_t bytes = chunk_bytes(form);
+  const int passes = (a.rows + rows - 1) / rows * (kParts / parts);
+  const int num_chunks = (a.k + chunk_k(form) - 1) / chunk_k(form);
+  int slice = num_chunks; // chunks
+  if constexpr (slice_bytes > 0)
+    if (passes > 1 && a.rows <= kMaxSlicedRows) {
+      constexpr int most = max_slice(panels, slice_bytes, bytes);
+      const int slices = (num_chunks + most - 1) / most;
+      slice = (num_chunks + slices - 1) / slices;
+    }
+  alignas(64) float sums[slice_bytes > 0 ? kMaxSlicedRows * panels * kPanelRows : 1];
+  const uint8_t* w = a.w + panel * a.panel_stride;
+  for (int first = 0; first < num_chunks; first += slice) {
+    const int end = first + slice < num_chunks ? first + slice : num_chunks;
+    const bool last = end == num_chunks;
+    const int next = last ? (more ? slice : 0) : (end + slice < num_chunks ? slice : num_chunks - end);
+    Fetch fetch(last ? w + panels * a.panel_stride : w + end * bytes, next * bytes,
+                int64_t{passes} * (end - first) * shares);
+    begin_slice(Index<panels>{}, panel, first, end);
+    // The parts of a panel follow each other, so that a line of `out` is written at once.
+    const auto block = SAMOVAR_BODY(auto count, int row) {
+      for (int part = 0; part < kParts; part += parts)
+        compute(Tile<panels, parts, count.value, ahead, (slice_bytes > 0)>{
+            row, panel, part, first, end, more, passes > 1 ? &fetch : nullptr, sums});
+    };
+    int row = 0;
+    for (; row + rows <= a.rows; row += rows)
+      block(Index<rows>{}, row);
+    rows_left<rows - 1>(a.rows - row, SAMOVAR_BODY(auto left) { block(left, row); });
+  }
+}
+
+struct NoSlice {
+  SAMOVAR_INLINE void operator()(int, int, int, int) const {}
+};
+
+template <Form form, TileShape shape, int shares = 1, class Compute, class BeginSlice = NoSlice>
+SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute, BeginSlice begin_slice = {}) {
   const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   int panel = 0;
   if constexpr (shape.few_rows > 0) {
     constexpr int step = shape.stream_panels;
     if (a.rows <= shape.few_rows)
       for (; panel + step <= panels; panel += step)
-        walk_rows<step, kParts, shape.stream_rows, shape.stream_ahead>(a, panel, panel + 2 * step <= all,
-                                                                       compute);
+        walk_rows<form, step, kParts, shape.stream_rows, shape.stream_ahead, 0, shares>(
+            a, panel, panel + 2 * step <= all, compute, begin_slice);
   }
   constexpr int ahead = shape.panels > 1 ? shape.stream_ahead : shape.ahead;
   for (; panel + shape.panels <= panels; panel += shape.panels)
-    walk_rows<shape.panels, shape.parts, shape.rows, ahead>(a, panel, panel + 2 * shape.panels <= all,
-                                                            compute);
+    walk_rows<form, shape.panels, shape.parts, shape.rows, ahead, shape.slice_bytes, shares>(
+        a, panel, panel + 2 * shape.panels <= all, compute, begin_slice);
   if constexpr (shape.panels > 1)
     for (; panel < panels; ++panel)
-      walk_rows<1, shape.parts, shape.rows, shape.ahead>(a, panel, panel + 2 <= all, compute);
+      walk_rows<form, 1, shape.parts, shape.rows, shape.ahead, shape.slice_bytes, shares>(
+          a, panel, panel + 2 <= all, compute, begin_slice);
 }
 
-// Calls for what will be read soon, so that one core keeps memory busy.  In a single pass that is the chunk
-// T::ahead bytes on in each panel of the tile; a stream that ends goes on in the next tile.  Several passes
-// divide the panels of the next tile among them.
-template <Form form, class T>
-SAMOVAR_INLINE void prefetch_chunk(const MatmulArgs& a, const T& tile, const uint8_t* w, int c,
-                                   int num_chunks) {
+// Calls for what will be read soon, so that one core keeps memory busy, as much as share `i` of `shares` of
+// chunk c has bytes.  In a single pass that is what lies T::ahead bytes on in each panel of the tile; a
+// stream that ends goes on in the next tile.  Several passes divide the next slice among them.
+template <Form form, int shares = 1, class T>
+SAMOVAR_INLINE void prefetch_share(const MatmulArgs& a, const T& tile, int c, int num_chunks, int i = 0) {
+  if (tile.fetch)
+    return tile.fetch->template share<T::panels>(a.panel_stride);
   constexpr int64_t bytes = chunk_bytes(form);
-  const uint8_t* p = w;
-  int64_t begin = 0, end = bytes;
-  if (tile.end - tile.begin == T::kWhole) {
-    constexpr int ahead = static_cast<int>((T::ahead + bytes - 1) / bytes);
-    p += ahead * bytes;
-    if (c + ahead >= num_chunks) {
-      if (!tile.more)
-        return;
-      p += (T::panels - 1) * a.panel_stride;
-    }
-  } else {
+  constexpr int ahead = static_cast<int>((T::ahead + bytes - 1) / bytes);
+  const uint8_t* p = a.w + tile.panel * a.panel_stride + (c + ahead) * bytes;
+  if (c + ahead >= num_chunks) {
     if (!tile.more)
       return;
-    p += T::panels * a.panel_stride;
-    begin = (bytes / 64 * tile.begin / T::kWhole) * 64;
-    end = (bytes / 64 * tile.end / T::kWhole) * 64;
+    p += (T::panels - 1) * a.panel_stride;
   }
-  for (int64_t i = 0; i < T::panels; ++i, p += a.panel_stride)
-    for (int64_t line = begin; line < end; line += 64)
-      __builtin_prefetch(p + line, 0, 3);
+  const int64_t begin = bytes / 64 * i / shares, end = bytes / 64 * (i + 1) / shares;
+  for (int64_t panel = 0; panel < T::panels; ++panel, p += a.panel_stride)
+    for (int64_t line = begin; line < end; ++line)
+      __builtin_prefetch(p + line * 64, 0, 3);
 }

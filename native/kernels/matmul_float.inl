@@ -17,7 +17,7 @@ template <Form form, class T> inline void float_tile(const MatmulArgs& a, const 
   F acc[units][rows];
   unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
   for (int c = 0, k = 0; c < num_chunks; ++c, w += chunk_bytes(form)) {
-    prefetch_chunk<form>(a, tile, w, c, num_chunks);
+    prefetch_share<form>(a, tile, c, num_chunks);
     const int end = a.k - c * 64 < 64 ? a.k - c * 64 : 64;
     for (int i = 0; i < end; ++i, ++k) {
       F weight[units];
@@ -46,7 +46,7 @@ SAMOVAR_INLINE void bf16_blocks(const MatmulArgs& a, const T& tile, Add add_bloc
   unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
   for (int b = 0; b < num_blocks; ++b, w += 1024) {
     if (b % 2 == 0)
-      prefetch_chunk<Form::BF16>(a, tile, w, b / 2, num_chunks);
+      prefetch_share<Form::BF16>(a, tile, b / 2, num_chunks);
     add_block(
         x,
         SAMOVAR_BODY(int i, auto u) {
@@ -76,9 +76,9 @@ template <class T> inline void bf16_tile(const MatmulArgs& a, const T& tile) {
 }
 
 template <Form form> void matmul_float(const MatmulArgs& a) {
-  walk<kFloatTiles>(a, SAMOVAR_BODY(const auto& tile) { float_tile<form>(a, tile); });
+  walk<form, kFloatTiles>(a, SAMOVAR_BODY(const auto& tile) { float_tile<form>(a, tile); });
 }
 
 inline void matmul_bf16(const MatmulArgs& a) {
-  walk<kBf16Tiles>(a, SAMOVAR_BODY(const auto& tile) { bf16_tile(a, tile); });
+  walk<Form::BF16, kBf16Tiles>(a, SAMOVAR_BODY(const auto& tile) { bf16_tile(a, tile); });
 }

@@ -48,6 +48,7 @@ constexpr int scales_offset(Form form) {
 
 // Part `part` of block `block` of a chunk: 16/kParts rows by 32 k.
 template <Form form> struct WeightBlock {
+  static constexpr int64_t kChunkBytes = chunk_bytes(form);
   const uint8_t* chunk;
   int block;
   int part;
@@ -127,51 +128,77 @@ template <int rows> struct Q8Rows {
   }
 };
 
-// acc[r] += one block of 32 k.
-template <Form form, int rows, class Block>
-SAMOVAR_INLINE void q8_block(const Block& w, const Q8Rows<rows>& x, int b, F* acc) {
+// acc[u][r] += one block of 32 k, `count` vectors of weights from `first` on.  Each broadcast of activations
+// serves all of them: a row needs eight for a vector's eight products, and loads are as scarce as products.
+template <Form form, int first, int count, int units, int rows, class Block>
+SAMOVAR_INLINE void q8_vectors(const Block (&w)[units], const Q8Rows<rows>& x, int b, F (&acc)[units][rows]) {
   using Sum = Dot<code_bits(form)>;
   constexpr int offset = code_offset(form);
+  const auto each = SAMOVAR_BODY(auto body) {
+    unroll<rows>(SAMOVAR_BODY(auto r) { unroll<count>(SAMOVAR_BODY(auto u) { body(r, u); }); });
+  };
   if constexpr (form == Form::U6) { // two sums, each with its own integer scale
-    Sum lo[rows] = {}, hi[rows] = {};
-    unroll<rows>(SAMOVAR_BODY(auto r) {
+    Sum lo[count][rows] = {}, hi[count][rows] = {};
+    each(SAMOVAR_BODY(auto r, auto u) {
       const I both = iset1(x.block(r, b).minus_sum), upper = iset1(x.block(r, b).minus_sum_hi);
-      lo[r] = Sum(offset_start<offset>(isub(both, upper)));
-      hi[r] = Sum(offset_start<offset>(upper));
+      lo[u][r] = Sum(offset_start<offset>(isub(both, upper)));
+      hi[u][r] = Sum(offset_start<offset>(upper));
     });
     unroll<4>(SAMOVAR_BODY(auto j) {
-      I a, c;
-      w.template codes<j.value>(a, c);
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        lo[r].template add<j.value, j.value>(a, x.codes(r, b));
-        hi[r].template add<j.value, j.value>(c, x.codes(r, b) + 16);
+      I a[count], c[count];
+      unroll<count>(SAMOVAR_BODY(auto u) { w[first + u].template codes<j.value>(a[u], c[u]); });
+      each(SAMOVAR_BODY(auto r, auto u) {
+        lo[u][r].template add<j.value, j.value>(a[u], x.codes(r, b));
+        hi[u][r].template add<j.value, j.value>(c[u], x.codes(r, b) + 16);
       });
     });
-    const F d = w.scale(), s_lo = w.half_scale(0), s_hi = w.half_scale(1);
-    unroll<rows>(SAMOVAR_BODY(auto r) { // below 2^24, so exact in float
-      const F sum = fma(to_float(lo[r].total()), s_lo, mul(to_float(hi[r].total()), s_hi));
-      acc[r] = fma(sum, mul(d, set1(x.block(r, b).d)), acc[r]);
+    F d[count], s_lo[count], s_hi[count];
+    unroll<count>(SAMOVAR_BODY(auto u) {
+      d[u] = w[first + u].scale(), s_lo[u] = w[first + u].half_scale(0), s_hi[u] = w[first + u].half_scale(1);
+    });
+    each(SAMOVAR_BODY(auto r, auto u) { // below 2^24, so exact in float
+      F& to = acc[first + u][r];
+      const F sum = fma(to_float(lo[u][r].total()), s_lo[u], mul(to_float(hi[u][r].total()), s_hi[u]));
+      to = fma(sum, mul(d[u], set1(x.block(r, b).d)), to);
     });
   } else {
-    Sum sum[rows] = {};
-    unroll<rows>(
-        SAMOVAR_BODY(auto r) { sum[r] = Sum(offset_start<offset>(iset1(x.block(r, b).minus_sum))); });
-    unroll<4>(SAMOVAR_BODY(auto j) {
-      I lo, hi;
-      w.template codes<j.value>(lo, hi);
-      unroll<rows>(SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value, j.value>(lo, x.codes(r, b)); });
-      unroll<rows>(
-          SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value + 1, j.value>(hi, x.codes(r, b) + 16); });
+    Sum sum[count][rows] = {};
+    each(SAMOVAR_BODY(auto r, auto u) {
+      sum[u][r] = Sum(offset_start<offset>(iset1(x.block(r, b).minus_sum)));
     });
-    const F d = w.scale();
-    unroll<rows>(SAMOVAR_BODY(auto r) {
-      acc[r] = fma(to_float(sum[r].total()), mul(d, set1(x.block(r, b).d)), acc[r]);
+    unroll<4>(SAMOVAR_BODY(auto j) {
+      I lo[count], hi[count];
+      unroll<count>(SAMOVAR_BODY(auto u) { w[first + u].template codes<j.value>(lo[u], hi[u]); });
+      each(SAMOVAR_BODY(auto r, auto u) {
+        sum[u][r].template add<2 * j.value, j.value>(lo[u], x.codes(r, b));
+      });
+      each(SAMOVAR_BODY(auto r, auto u) {
+        sum[u][r].template add<2 * j.value + 1, j.value>(hi[u], x.codes(r, b) + 16);
+      });
+    });
+    F d[count];
+    unroll<count>(SAMOVAR_BODY(auto u) { d[u] = w[first + u].scale(); });
+    each(SAMOVAR_BODY(auto r, auto u) {
+      F& to = acc[first + u][r];
+      to = fma(to_float(sum[u][r].total()), mul(d[u], set1(x.block(r, b).d)), to);
     });
     if constexpr (has_minimum(form)) {
-      const F m = w.minimum();
-      unroll<rows>(SAMOVAR_BODY(auto r) { acc[r] = fma(m, set1(x.block(r, b).dsum), acc[r]); });
+      F m[count];
+      unroll<count>(SAMOVAR_BODY(auto u) { m[u] = w[first + u].minimum(); });
+      each(SAMOVAR_BODY(auto r, auto u) {
+        F& to = acc[first + u][r];
+        to = fma(m[u], set1(x.block(r, b).dsum), to);
+      });
     }
   }
+}
+
+// All vectors at once where registers hold their sums, else one after the other.
+template <Form form, int units, int rows, class Block>
+SAMOVAR_INLINE void q8_block(const Block (&w)[units], const Q8Rows<rows>& x, int b, F (&acc)[units][rows]) {
+  constexpr int sums = form == Form::U6 ? 2 : 1;
+  constexpr int count = (sums + 1) * units * rows + 2 * units + 3 <= kRegisters ? units : 1;
+  unroll<units / count>(SAMOVAR_BODY(auto i) { q8_vectors<form, i.value * count, count>(w, x, b, acc); });
 }
 
 template <int rows> SAMOVAR_INLINE Q8Rows<rows> q8_rows(const MatmulArgs& a, int first) {
@@ -181,35 +208,55 @@ template <int rows> SAMOVAR_INLINE Q8Rows<rows> q8_rows(const MatmulArgs& a, int
   return x;
 }
 
-template <Form form, class T> inline void q8_tile(const MatmulArgs& a, const T& tile) {
+// The sums with which a tile begins its slice of k, and where they go at its end.
+template <class T> SAMOVAR_INLINE void begin_sums(const T& tile, F (&acc)[T::units][T::rows]) {
+  const bool first = !T::sliced || tile.first_chunk == 0;
+  unroll<T::units>(SAMOVAR_BODY(auto u) {
+    unroll<T::rows>(SAMOVAR_BODY(auto r) { acc[u][r] = first ? zero() : load(tile.sums_of(r, u)); });
+  });
+}
+template <class T>
+SAMOVAR_INLINE void end_sums(const MatmulArgs& a, const T& tile, int num_chunks,
+                             const F (&acc)[T::units][T::rows]) {
+  if (!T::sliced || tile.end_chunk == num_chunks)
+    return finish(a, tile, acc);
+  unroll<T::units>(SAMOVAR_BODY(auto u) {
+    unroll<T::rows>(SAMOVAR_BODY(auto r) { store(tile.sums_of(r, u), acc[u][r]); });
+  });
+}
+
+// Block is WeightBlock or UnpackedBlock; first_chunk(u): where the tile's slice of k begins for vector u.
+template <Form form, class Block, class T, class FirstChunk>
+SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, FirstChunk first_chunk) {
   constexpr int rows = T::rows, units = T::units, per_chunk = chunk_blocks(form);
   const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
   const int num_blocks = (a.k + kBlock - 1) / kBlock;
   const int num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
-  const uint8_t* w = a.w + tile.panel * a.panel_stride;
+  const uint8_t* w[units];
+  unroll<units>(SAMOVAR_BODY(auto u) { w[u] = first_chunk(u); });
 
   F acc[units][rows];
-  unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
-  int b = 0;
-  const auto step = SAMOVAR_BODY(auto i) {
-    unroll<units>(SAMOVAR_BODY(auto u) {
-      const WeightBlock<form> block{w + (u / T::parts) * a.panel_stride, i, tile.part + u % T::parts};
-      q8_block<form, rows>(block, x, b, acc[u]);
-    });
+  begin_sums(tile, acc);
+  int b = tile.first_chunk * per_chunk;
+  const auto step = SAMOVAR_BODY(int c, auto i) {
+    prefetch_share<form, per_chunk>(a, tile, c, num_chunks, i);
+    Block blocks[units];
+    unroll<units>(SAMOVAR_BODY(auto u) { blocks[u] = {w[u], i, tile.part + u % T::parts}; });
+    q8_block<form>(blocks, x, b, acc);
     ++b;
   };
-  for (int c = 0; c < num_chunks; ++c, w += chunk_bytes(form)) {
-    prefetch_chunk<form>(a, tile, w, c, num_chunks);
+  for (int c = tile.first_chunk; c < tile.end_chunk; ++c) {
     if constexpr (per_chunk == 2) {
-      step(Index<0>{});
+      step(c, Index<0>{});
       if (b < num_blocks)
-        step(Index<1>{});
+        step(c, Index<1>{});
     } else {
       for (int i = 0; i < per_chunk && b < num_blocks; ++i)
-        step(i);
+        step(c, i);
     }
+    unroll<units>(SAMOVAR_BODY(auto u) { w[u] += Block::kChunkBytes; });
   }
-  finish(a, tile, acc);
+  end_sums(a, tile, num_chunks, acc);
 }
 
 // A block of a panel that is unpacked for many rows: what WeightBlock computes is loaded here.
@@ -219,16 +266,18 @@ template <Form form> struct UnpackedBlock {
     float scale[16];
     float minimum[has_minimum(form) ? 16 : 1];
   };
-  const Data& data;
+  static constexpr int64_t kChunkBytes = chunk_blocks(form) * sizeof(Data);
+  const uint8_t* chunk;
+  int block;
   int part;
 
-  SAMOVAR_INLINE UnpackedBlock(const Data& block, int p) : data(block), part(p) {}
+  SAMOVAR_INLINE const Data& data() const { return reinterpret_cast<const Data*>(chunk)[block]; }
   template <int j> SAMOVAR_INLINE void codes(I& lo, I& hi) const {
-    lo = iload(data.codes[j] + part * kLanes * 4);
-    hi = iload(data.codes[4 + j] + part * kLanes * 4);
+    lo = iload(data().codes[j] + part * kLanes * 4);
+    hi = iload(data().codes[4 + j] + part * kLanes * 4);
   }
-  SAMOVAR_INLINE F scale() const { return load(data.scale + part * kLanes); }
-  SAMOVAR_INLINE F minimum() const { return load(data.minimum + part * kLanes); }
+  SAMOVAR_INLINE F scale() const { return load(data().scale + part * kLanes); }
+  SAMOVAR_INLINE F minimum() const { return load(data().minimum + part * kLanes); }
 };
 
 // Unpacks one part of a block.
@@ -246,48 +295,52 @@ SAMOVAR_INLINE void unpack(const WeightBlock<form>& from, typename UnpackedBlock
     store(to.minimum + lane, from.minimum());
 }
 
-template <Form form, class T>
-SAMOVAR_INLINE void unpacked_tile(const MatmulArgs& a, const T& tile,
-                                  const typename UnpackedBlock<form>::Data* blocks, int num_blocks) {
-  constexpr int rows = T::rows, units = T::units;
-  const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
-  F acc[units][rows];
-  unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
-  for (int b = 0; b < num_blocks; ++b)
-    unroll<units>(SAMOVAR_BODY(auto u) {
-      q8_block<form, rows>(UnpackedBlock<form>(blocks[b], tile.part + u), x, b, acc[u]);
-    });
-  finish(a, tile, acc);
+template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
+  walk<form, kQ8Tiles, chunk_blocks(form)>(
+      a, SAMOVAR_BODY(const auto& tile) {
+        q8_tile<form, WeightBlock<form>>(
+            a, tile, SAMOVAR_BODY(auto u) {
+              const int panel = tile.panel + u / tile.parts;
+              return a.w + panel * a.panel_stride + tile.first_chunk * chunk_bytes(form);
+            });
+      });
 }
 
-constexpr int kMaxUnpacked = 64; // blocks, on the stack
-
-// Each panel is unpacked once for all rows: putting a fifth bit to each code for every eight of them is a
+// Each slice is unpacked once for all rows: putting a fifth bit to each code for every four of them is a
 // tenth of the work.
 template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs& a) {
+  using Block = UnpackedBlock<form>;
+  static_assert(kQ8Tiles.unpack_rows > kQ8Tiles.few_rows && kQ8Tiles.unpack_rows > kQ8Tiles.rows,
+                "several blocks of rows, so that slices are short");
   constexpr int per_chunk = chunk_blocks(form);
-  typename UnpackedBlock<form>::Data blocks[kMaxUnpacked];
-  const int num_blocks = (a.k + kBlock - 1) / kBlock, panels = (a.n + kPanelRows - 1) / kPanelRows;
-  for (int panel = 0; panel < panels; ++panel) {
-    const uint8_t* w = a.w + panel * a.panel_stride;
-    const bool more = panel + 1 < panels + a.panels_after;
-    for (int b = 0; b < num_blocks; ++b) {
-      const uint8_t* chunk = w + b / per_chunk * chunk_bytes(form);
-      if (more && b % per_chunk == 0)
-        for (int64_t line = 0; line < chunk_bytes(form); line += 64)
-          __builtin_prefetch(chunk + a.panel_stride + line, 0, 2);
-      unroll<kParts>(
-          SAMOVAR_BODY(auto part) { unpack(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[b]); });
-    }
-    walk_rows<1, kQ8Tiles.parts, kQ8Tiles.rows, 0>(
-        a, panel, false,
-        SAMOVAR_BODY(const auto& tile) { unpacked_tile<form>(a, tile, blocks, num_blocks); });
-  }
+  constexpr int max_chunks =
+      kQ8Tiles.panels * max_slice(kQ8Tiles.panels, kQ8Tiles.slice_bytes, chunk_bytes(form));
+  typename Block::Data blocks[(max_chunks + 1) * per_chunk]; // a lone panel's slice may be one chunk longer
+  int length = 0;                                            // of the slice, in blocks
+  walk<form, kQ8Tiles, chunk_blocks(form)>(
+      a,
+      SAMOVAR_BODY(const auto& tile) {
+        q8_tile<form, Block>(
+            a, tile, SAMOVAR_BODY(auto u) {
+              return reinterpret_cast<const uint8_t*>(blocks + u / tile.parts * length);
+            });
+      },
+      SAMOVAR_BODY(auto panels, int panel, int first, int end) {
+        length = (end - first) * per_chunk;
+        for (int p = 0; p < panels; ++p)
+          for (int b = 0; b < length; ++b) {
+            const uint8_t* chunk =
+                a.w + (panel + p) * a.panel_stride + (first + b / per_chunk) * chunk_bytes(form);
+            unroll<kParts>(SAMOVAR_BODY(auto part) {
+              unpack(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[p * length + b]);
+            });
+          }
+      });
 }
 
 template <Form form> void matmul_q8(const MatmulArgs& a) {
   if constexpr (kQ8Tiles.unpack_rows > 0 && code_bits(form) == 5)
-    if (a.rows >= kQ8Tiles.unpack_rows && a.k <= kMaxUnpacked * kBlock)
+    if (a.rows >= kQ8Tiles.unpack_rows && a.rows <= kMaxSlicedRows)
       return matmul_q8_unpacked<form>(a);
-  walk<kQ8Tiles>(a, SAMOVAR_BODY(const auto& tile) { q8_tile<form>(a, tile); });
+  matmul_q8_packed<form>(a);
 }

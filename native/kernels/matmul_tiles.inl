@@ -154,7 +154,7 @@ template <Form form, int panels>
 
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
   const uint8_t* first = a.w + panel * a.panel_stride;
-  const Stream<panels> stream{0, panel, 0, more, 0, Stream<panels>::kWhole};
+  const Stream<panels> stream{.panel = panel, .more = more};
   const int share = (blocks.size + tiles - 1) / tiles; // of the rows, for each product
   const uint8_t* x_blocks = a.x + q8_blocks_offset(a.k);
 
@@ -162,7 +162,7 @@ template <Form form, int panels>
     const int c = b / per_chunk;
     const uint8_t* w = first + c * chunk_bytes(form);
     if (at == 0 && b % per_chunk == 0)
-      prefetch_chunk<form>(a, stream, w, c, num_chunks);
+      prefetch_share<form>(a, stream, c, num_chunks);
     widen_weights<form, at.value>(w, a.panel_stride, b % per_chunk, to);
   };
   const auto begin_dot = SAMOVAR_BODY(auto t, const Weights* fresh, const uint8_t* x) {
@@ -258,11 +258,11 @@ template <int row_blocks, int panels>
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + 1) / 2;
   const uint8_t* w = a.w + panel * a.panel_stride;
   const auto go = SAMOVAR_BODY(auto count, int block, bool fetch) {
-    const Stream<panels> stream{0, panel, 0, more, 0, Stream<panels>::kWhole};
+    const Stream<panels> stream{.panel = panel, .more = more};
     unroll<count * panels>(SAMOVAR_BODY(auto c) { tile_zero<c.value>(); });
     for (int b = 0; b < num_blocks; ++b) {
       if (fetch && b % 2 == 0)
-        prefetch_chunk<Form::BF16>(a, stream, w + b * kTileBytes, b / 2, num_chunks);
+        prefetch_share<Form::BF16>(a, stream, b / 2, num_chunks);
       unroll<count>(SAMOVAR_BODY(auto i) {
         tile_load<4 + i.value>(a.x + blocks.begin(block + i) * a.x_stride + b * kTileRowBytes, a.x_stride);
       });

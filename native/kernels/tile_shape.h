@@ -13,8 +13,10 @@ struct TileShape {
   int rows;                // rows, panels and vectors of a panel of a tile for more rows
   int panels;
   int parts;
-  int ahead = 4096;    // as stream_ahead, of a lone panel
-  int unpack_rows = 0; // from so many rows, a panel of 5-bit codes is unpacked once for all; 0: never
+  int ahead = 4096; // as stream_ahead, of a lone panel
+  // Q8 rows only; 0: never.
+  int slice_bytes = 0; // of the panels of a tile that several blocks of rows read in turn
+  int unpack_rows = 0; // from so many rows, a slice of 5-bit codes is unpacked once for all
 };
 
 } // namespace samovar
