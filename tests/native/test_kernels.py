@@ -108,7 +108,10 @@ def test_quantize_q8(kernels: native.Kernels, k: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_matmul_gives_a_row_the_same_bits_among_any_others(name: str) -> None:
-    """Row counts fall on all kinds of tiles, k on several slices: single rows, few, blocks that are full or not."""
+    """Row counts fall on all kinds of tiles: single rows, few, blocks that are full or not.
+
+    k is more than one slice of it.
+    """
     rng = np.random.default_rng(len(name))
     n, k = 56, 1536 if name.endswith("_K") else 1504
     blocks = random_blocks(name, n * k, rng).reshape(-1)
