@@ -10,7 +10,7 @@ namespace samovar::avx2 {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kRegisters = 16;
+constexpr int kRegisters = 16; // vectors that they hold
 using F = __m256;
 using I = __m256i;
 
@@ -161,6 +161,7 @@ template <> struct Dot<8> {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 2, .stream_rows = 2, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 1};
+constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 2};
 constexpr TileShape kBf16Tiles{

@@ -10,7 +10,7 @@ namespace samovar::avx512 {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kRegisters = 32;
+constexpr int kRegisters = 32; // vectors that they hold
 using F = __m512;
 using I = __m512i;
 
@@ -137,6 +137,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 1, .parts = 1};
+constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};
 constexpr TileShape kBf16Tiles{

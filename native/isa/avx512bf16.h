@@ -37,7 +37,7 @@ SAMOVAR_INLINE I words_of(F first, F second) {
 
 // One stream that is fetched far ahead is what these processors read fastest: a core of a Zen 5 gets 42 to
 // 47 GB/s, with four streams 25 to 35.
-constexpr TileShape one_stream(int rows, int panels, int slice_bytes = 0, int unpack_rows = 0) {
+constexpr TileShape one_stream(int rows, int panels) {
   return {.few_rows = 4,
           .stream_rows = 4,
           .stream_panels = 1,
@@ -45,13 +45,13 @@ constexpr TileShape one_stream(int rows, int panels, int slice_bytes = 0, int un
           .rows = rows,
           .panels = panels,
           .parts = 1,
-          .ahead = 8192,
-          .slice_bytes = slice_bytes,
-          .unpack_rows = unpack_rows};
+          .ahead = 8192};
 }
-// A slice, the next one that is being fetched, and activations share an L1 of 48 KB.
-constexpr TileShape kQ8Tiles = one_stream(4, 2, 16 << 10, 32), kFloatTiles = one_stream(8, 2),
+constexpr TileShape kQ8Tiles = one_stream(4, 2), kFloatTiles = one_stream(8, 2),
                     kBf16Tiles = one_stream(4, 2);
+// Of an L1 of 48 KB: what follows is being fetched, and activations pass by.  Slices of 12 to 40 KB differ
+// little.
+constexpr Q8Slices kQ8Slices{.bytes = 24 << 10, .unpack_rows = 32};
 
 } // namespace
 } // namespace samovar::avx512bf16

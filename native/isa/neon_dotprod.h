@@ -10,7 +10,7 @@ namespace samovar::neon_dotprod {
 namespace {
 
 constexpr int kLanes = 4;
-constexpr int kRegisters = 32;
+constexpr int kRegisters = 32; // vectors that they hold
 using F = float32x4_t;
 using I = int32x4_t;
 
@@ -145,6 +145,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 4};
+constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 4};
 constexpr TileShape kBf16Tiles{

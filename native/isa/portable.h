@@ -13,7 +13,7 @@ namespace samovar::portable {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kRegisters = 16;
+constexpr int kRegisters = 16; // vectors that they hold
 
 struct F {
   float v[kLanes];
@@ -238,6 +238,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 0, .stream_rows = 1, .stream_panels = 1, .rows = 2, .panels = 1, .parts = 1};
+constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles = kQ8Tiles;
 constexpr TileShape kBf16Tiles = kQ8Tiles;
 // Rows and vectors that attention computes at once, and the sums of bf16 products that registers hold.

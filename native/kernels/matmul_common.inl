@@ -1,47 +1,56 @@
-// What all matmuls share: the walk over tiles, prefetching, the end of an output.
+// What all matmuls share: the walk over tiles, fetching, the end of an output.
 //
 // A tile is `rows` activation rows by `panels` panels by `parts` vectors of a panel's lanes.  Few rows read
 // memory at its speed by walking as many panels at once as the processor likes, each a stream of its own;
-// many rows keep one or two panels in L1 and go over them in blocks of rows.
+// many rows keep one or two panels, or a slice of them, in L1 and go over them in blocks of rows.
 
-// Calls for `bytes` from `next` on, and from each further panel's, in equal shares.
-struct Fetch {
-  const uint8_t* next;
-  int64_t step; // of a share, and where it begins: 2^-16 lines of 64 bytes
-  int64_t position = 0;
+struct Walk {
+  int rows; // of a tile
+  int panels;
+  int parts;
+  int ahead;           // bytes before their use that weights are fetched in a single pass
+  int slice_bytes = 0; // of the panels that several passes read; 0: k is never cut
+};
 
-  SAMOVAR_INLINE Fetch(const uint8_t* from, int64_t bytes, int64_t shares)
-      : next(from), step(((bytes / 64 << 16) + shares - 1) / shares) {}
-  template <int panels> SAMOVAR_INLINE void share(int64_t panel_stride) {
-    const int64_t begin = position >> 16, end = (position += step) >> 16;
-    for (int64_t line = begin; line < end; ++line)
+// Chunks of k of the panels that are walked together.
+struct Slice {
+  int panel = 0;
+  int first_chunk = 0;
+  int end_chunk = 0;
+  bool more = false; // whether panels follow that are to be fetched
+};
+
+// Calls for what comes after a slice, in each of its panels, in as many equal shares as its passes ask for.
+struct NextSlice {
+  const uint8_t* begin;
+  int64_t step;         // of a share, in lines of 64 bytes times 2^16
+  int64_t position = 0; // of the next share, likewise
+
+  SAMOVAR_INLINE NextSlice(const uint8_t* from, int64_t bytes, int64_t shares)
+      : begin(from), step(((bytes / 64 << 16) + shares - 1) / shares) {}
+  template <int panels> SAMOVAR_INLINE void fetch_share(int64_t panel_stride) {
+    const int64_t line = position >> 16, end = (position += step) >> 16;
+    for (int64_t i = line; i < end; ++i)
       for (int64_t p = 0; p < panels; ++p)
-        __builtin_prefetch(next + p * panel_stride + line * 64, 0, 3);
+        __builtin_prefetch(begin + p * panel_stride + i * 64, 0, 3);
   }
 };
 
-template <int tile_panels, int tile_parts, int tile_rows, int tile_ahead, bool tile_sliced = false>
-struct Tile {
-  static constexpr int rows = tile_rows;
-  static constexpr int panels = tile_panels;
-  static constexpr int parts = tile_parts;
-  static constexpr int ahead = tile_ahead;     // bytes
-  static constexpr bool sliced = tile_sliced;  // whether k may be cut
+template <Walk walk, int tile_rows> struct Tile {
+  static constexpr Walk kWalk = walk;
+  static constexpr int rows = tile_rows, panels = walk.panels, parts = walk.parts;
   static constexpr int units = panels * parts; // vectors of one row
-  int row = 0;
-  int panel = 0;
-  int part = 0;
-  int first_chunk = 0; // of k
-  int end_chunk = 0;
-  bool more = false;      // whether panels follow that are to be fetched
-  Fetch* fetch = nullptr; // what several tiles over the same weights fetch; null: there is but one
-  float* sums = nullptr;  // of chunks before the first one, and for those after the last one
+  Slice slice;
+  NextSlice* next; // null: this is the only pass
+  float* carried;  // sums of the chunks before the slice, and then for those after it
+  int row;
+  int part;
 
   SAMOVAR_INLINE int column(int unit) const {
-    return (panel + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
+    return (slice.panel + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
   }
-  SAMOVAR_INLINE float* sums_of(int r, int unit) const {
-    return sums + ((row + r) * panels + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
+  SAMOVAR_INLINE float* carried_to(int r, int unit) const {
+    return carried + ((row + r) * panels + unit / parts) * kPanelRows + (part + unit % parts) * kLanes;
   }
 };
 
@@ -79,6 +88,23 @@ SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T:
   finish(a, tile, sums);
 }
 
+// The sums with which a tile begins its slice of k, and where they go at its end.
+template <class T> SAMOVAR_INLINE void begin_sums(const T& tile, F (&acc)[T::units][T::rows]) {
+  const bool first = T::kWalk.slice_bytes == 0 || tile.slice.first_chunk == 0;
+  unroll<T::units>(SAMOVAR_BODY(auto u) {
+    unroll<T::rows>(SAMOVAR_BODY(auto r) { acc[u][r] = first ? zero() : load(tile.carried_to(r, u)); });
+  });
+}
+template <class T>
+SAMOVAR_INLINE void end_sums(const MatmulArgs& a, const T& tile, int num_chunks,
+                             const F (&acc)[T::units][T::rows]) {
+  if (T::kWalk.slice_bytes == 0 || tile.slice.end_chunk == num_chunks)
+    return finish(a, tile, acc);
+  unroll<T::units>(SAMOVAR_BODY(auto u) {
+    unroll<T::rows>(SAMOVAR_BODY(auto r) { store(tile.carried_to(r, u), acc[u][r]); });
+  });
+}
+
 // body(Index<left>) for 0 < left <= most.
 template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body body) {
   if constexpr (most > 0) {
@@ -89,93 +115,125 @@ template <int most, class Body> SAMOVAR_INLINE void rows_left(int left, Body bod
   }
 }
 
-// Panels that are walked together, in blocks of rows.  Where these are several, k is cut into slices that
-// stay in L1: `sums` go from one to the next.  begin_slice(panels, panel, first chunk, end chunk) comes
-// before their tiles.
-constexpr int kMaxSlicedRows = 128;
-constexpr int max_slice(int panels, int64_t slice_bytes, int64_t chunk_bytes) { // chunks
-  const int64_t fit = slice_bytes / (panels * chunk_bytes);
-  return fit > 1 ? static_cast<int>(fit) : 1;
+// How many rows share what a kernel keeps on its stack, and body(part of a) for so many at a time.
+constexpr int kMaxPartRows = 128;
+template <class Body> SAMOVAR_INLINE void for_row_parts(MatmulArgs a, Body body) {
+  const int total = a.rows, parts = (total + kMaxPartRows - 1) / kMaxPartRows;
+  for (int p = 0; p < parts; ++p) {
+    const int begin = static_cast<int>(static_cast<int64_t>(total) * p / parts);
+    const int end = static_cast<int>(static_cast<int64_t>(total) * (p + 1) / parts);
+    MatmulArgs part = a;
+    part.rows = end - begin;
+    part.x += begin * a.x_stride;
+    part.out += begin * a.out_stride;
+    if (a.add)
+      part.add += begin * a.add_stride;
+    body(part);
+  }
 }
 
-template <Form form, int panels, int parts, int rows, int ahead, int slice_bytes, int shares, class Compute,
-          class BeginSlice>
+// Chunks of a slice at most.
+template <Form form, Walk walk> constexpr int max_slice() {
+  constexpr int64_t fit = walk.slice_bytes / (walk.panels * chunk_bytes(form));
+  return fit > 1 ? static_cast<int>(fit) : 1;
+}
+// How often a tile fetches in each chunk: with each block of Q8 rows, for a burst of calls would be waited
+// for.
+template <Form form> constexpr int kFetches = input_row(form) == RowType::Q8 ? chunk_k(form) / kBlock : 1;
+
+// compute(tile) for all rows of walk.panels panels.  begin_slice(Index<walk.panels>, slice) comes before the
+// tiles of each slice; a walk with slices has at most kMaxPartRows rows.
+template <Form form, Walk walk, class Compute, class BeginSlice>
 SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute compute,
                               BeginSlice begin_slice) {
+  constexpr bool sliced = walk.slice_bytes > 0;
   constexpr int64_t bytes = chunk_bytes(form);
-  const int passes = (a.rows + rows - 1) / rows * (kParts / parts);
+  const int passes = (a.rows + walk.rows - 1) / walk.rows * (kParts / walk.parts);
   const int num_chunks = (a.k + chunk_k(form) - 1) / chunk_k(form);
-  int slice = num_chunks; // chunks
-  if constexpr (slice_bytes > 0)
-    if (passes > 1 && a.rows <= kMaxSlicedRows) {
-      constexpr int most = max_slice(panels, slice_bytes, bytes);
-      const int slices = (num_chunks + most - 1) / most;
-      slice = (num_chunks + slices - 1) / slices;
+  constexpr int most = max_slice<form, walk>();
+  const int slices = sliced && passes > 1 ? (num_chunks + most - 1) / most : 1;
+  const int length = (num_chunks + slices - 1) / slices;
+  alignas(64) float carried[sliced ? kMaxPartRows * walk.panels * kPanelRows : 1];
+  for (int first = 0; first < num_chunks; first += length) {
+    const int left = num_chunks - first, end = left < length ? num_chunks : first + length;
+    const Slice slice{panel, first, end, more};
+    const uint8_t* w = a.w + panel * a.panel_stride + end * bytes;
+    int after = num_chunks - end < length ? num_chunks - end : length; // chunks
+    if (end == num_chunks) {
+      w = a.w + (panel + walk.panels) * a.panel_stride;
+      after = more ? length : 0;
     }
-  alignas(64) float sums[slice_bytes > 0 ? kMaxSlicedRows * panels * kPanelRows : 1];
-  const uint8_t* w = a.w + panel * a.panel_stride;
-  for (int first = 0; first < num_chunks; first += slice) {
-    const int end = first + slice < num_chunks ? first + slice : num_chunks;
-    const bool last = end == num_chunks;
-    const int next = last ? (more ? slice : 0) : (end + slice < num_chunks ? slice : num_chunks - end);
-    Fetch fetch(last ? w + panels * a.panel_stride : w + end * bytes, next * bytes,
-                int64_t{passes} * (end - first) * shares);
-    begin_slice(Index<panels>{}, panel, first, end);
+    NextSlice next(w, after * bytes, int64_t{passes} * (end - first) * kFetches<form>);
+    begin_slice(Index<walk.panels>{}, slice);
     // The parts of a panel follow each other, so that a line of `out` is written at once.
-    const auto block = SAMOVAR_BODY(auto count, int row) {
-      for (int part = 0; part < kParts; part += parts)
-        compute(Tile<panels, parts, count.value, ahead, (slice_bytes > 0)>{
-            row, panel, part, first, end, more, passes > 1 ? &fetch : nullptr, sums});
+    const auto block = SAMOVAR_BODY(auto rows, int row) {
+      for (int part = 0; part < kParts; part += walk.parts)
+        compute(Tile<walk, rows.value>{slice, passes > 1 ? &next : nullptr, carried, row, part});
     };
     int row = 0;
-    for (; row + rows <= a.rows; row += rows)
-      block(Index<rows>{}, row);
-    rows_left<rows - 1>(a.rows - row, SAMOVAR_BODY(auto left) { block(left, row); });
+    for (; row + walk.rows <= a.rows; row += walk.rows)
+      block(Index<walk.rows>{}, row);
+    rows_left<walk.rows - 1>(a.rows - row, SAMOVAR_BODY(auto rows) { block(rows, row); });
   }
 }
 
 struct NoSlice {
-  SAMOVAR_INLINE void operator()(int, int, int, int) const {}
+  template <class Panels> SAMOVAR_INLINE void operator()(Panels, const Slice&) const {}
 };
 
-template <Form form, TileShape shape, int shares = 1, class Compute, class BeginSlice = NoSlice>
-SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute, BeginSlice begin_slice = {}) {
+// The panels from `panel` on as far as they go by walk.panels; returns the first one that is left.
+template <Form form, Walk walk, class Compute, class BeginSlice = NoSlice>
+SAMOVAR_INLINE int walk_panels(const MatmulArgs& a, int panel, Compute compute, BeginSlice begin_slice = {}) {
   const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
-  int panel = 0;
-  if constexpr (shape.few_rows > 0) {
-    constexpr int step = shape.stream_panels;
-    if (a.rows <= shape.few_rows)
-      for (; panel + step <= panels; panel += step)
-        walk_rows<form, step, kParts, shape.stream_rows, shape.stream_ahead, 0, shares>(
-            a, panel, panel + 2 * step <= all, compute, begin_slice);
-  }
-  constexpr int ahead = shape.panels > 1 ? shape.stream_ahead : shape.ahead;
-  for (; panel + shape.panels <= panels; panel += shape.panels)
-    walk_rows<form, shape.panels, shape.parts, shape.rows, ahead, shape.slice_bytes, shares>(
-        a, panel, panel + 2 * shape.panels <= all, compute, begin_slice);
-  if constexpr (shape.panels > 1)
-    for (; panel < panels; ++panel)
-      walk_rows<form, 1, shape.parts, shape.rows, shape.ahead, shape.slice_bytes, shares>(
-          a, panel, panel + 2 <= all, compute, begin_slice);
+  for (; panel + walk.panels <= panels; panel += walk.panels)
+    walk_rows<form, walk>(a, panel, panel + 2 * walk.panels <= all, compute, begin_slice);
+  return panel;
 }
 
-// Calls for what will be read soon, so that one core keeps memory busy, as much as share `i` of `shares` of
-// chunk c has bytes.  In a single pass that is what lies T::ahead bytes on in each panel of the tile; a
-// stream that ends goes on in the next tile.  Several passes divide the next slice among them.
-template <Form form, int shares = 1, class T>
-SAMOVAR_INLINE void prefetch_share(const MatmulArgs& a, const T& tile, int c, int num_chunks, int i = 0) {
-  if (tile.fetch)
-    return tile.fetch->template share<T::panels>(a.panel_stride);
+// Those from `panel` on in tiles for many rows.
+template <Form form, TileShape shape, int slice_bytes, class Compute, class BeginSlice = NoSlice>
+SAMOVAR_INLINE void walk_many(const MatmulArgs& a, int panel, Compute compute, BeginSlice begin_slice = {}) {
+  constexpr int ahead = shape.panels > 1 ? shape.stream_ahead : shape.ahead;
+  panel = walk_panels<form, Walk{shape.rows, shape.panels, shape.parts, ahead, slice_bytes}>(
+      a, panel, compute, begin_slice);
+  if constexpr (shape.panels > 1)
+    walk_panels<form, Walk{shape.rows, 1, shape.parts, shape.ahead, slice_bytes / shape.panels}>(
+        a, panel, compute, begin_slice);
+}
+
+template <Form form, TileShape shape, int slice_bytes = 0, class Compute>
+SAMOVAR_INLINE void walk(const MatmulArgs& a, Compute compute) {
+  int panel = 0;
+  if constexpr (shape.few_rows > 0)
+    if (a.rows <= shape.few_rows)
+      panel = walk_panels<form, Walk{shape.stream_rows, shape.stream_panels, kParts, shape.stream_ahead}>(
+          a, panel, compute);
+  walk_many<form, shape, slice_bytes>(a, panel, compute);
+}
+
+// Calls for the weights that lie walk.ahead bytes on in each panel, share `i` of `shares` of what is as long
+// as chunk c; a stream that ends goes on in the next panels.
+template <Form form, Walk walk, int shares>
+SAMOVAR_INLINE void fetch_ahead(const MatmulArgs& a, const Slice& slice, int c, int num_chunks, int i = 0) {
   constexpr int64_t bytes = chunk_bytes(form);
-  constexpr int ahead = static_cast<int>((T::ahead + bytes - 1) / bytes);
-  const uint8_t* p = a.w + tile.panel * a.panel_stride + (c + ahead) * bytes;
+  constexpr int ahead = static_cast<int>((walk.ahead + bytes - 1) / bytes);
+  const uint8_t* p = a.w + slice.panel * a.panel_stride + (c + ahead) * bytes;
   if (c + ahead >= num_chunks) {
-    if (!tile.more)
+    if (!slice.more)
       return;
-    p += (T::panels - 1) * a.panel_stride;
+    p += (walk.panels - 1) * a.panel_stride;
   }
   const int64_t begin = bytes / 64 * i / shares, end = bytes / 64 * (i + 1) / shares;
-  for (int64_t panel = 0; panel < T::panels; ++panel, p += a.panel_stride)
+  for (int64_t panel = 0; panel < walk.panels; ++panel, p += a.panel_stride)
     for (int64_t line = begin; line < end; ++line)
       __builtin_prefetch(p + line * 64, 0, 3);
+}
+
+// Calls for what will be read soon, so that one core keeps memory busy: call `i` of kFetches in chunk c.
+template <Form form, class T>
+SAMOVAR_INLINE void fetch(const MatmulArgs& a, const T& tile, int c, int num_chunks, int i = 0) {
+  if (tile.next)
+    tile.next->template fetch_share<T::panels>(a.panel_stride);
+  else
+    fetch_ahead<form, T::kWalk, kFetches<form>>(a, tile.slice, c, num_chunks, i);
 }

@@ -12,12 +12,12 @@ template <Form form, class T> inline void float_tile(const MatmulArgs& a, const 
   const float* x[rows];
   unroll<rows>(
       SAMOVAR_BODY(auto r) { x[r] = reinterpret_cast<const float*>(a.x + (tile.row + r) * a.x_stride); });
-  const uint8_t* w = a.w + tile.panel * a.panel_stride;
+  const uint8_t* w = a.w + tile.slice.panel * a.panel_stride;
   const int num_chunks = (a.k + 63) / 64;
   F acc[units][rows];
   unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
   for (int c = 0, k = 0; c < num_chunks; ++c, w += chunk_bytes(form)) {
-    prefetch_share<form>(a, tile, c, num_chunks);
+    fetch<form>(a, tile, c, num_chunks);
     const int end = a.k - c * 64 < 64 ? a.k - c * 64 : 64;
     for (int i = 0; i < end; ++i, ++k) {
       F weight[units];
@@ -40,13 +40,13 @@ SAMOVAR_INLINE void bf16_blocks(const MatmulArgs& a, const T& tile, Add add_bloc
   constexpr int rows = T::rows, units = T::units;
   const uint8_t* x[rows];
   unroll<rows>(SAMOVAR_BODY(auto r) { x[r] = a.x + (tile.row + r) * a.x_stride; });
-  const uint8_t* w = a.w + tile.panel * a.panel_stride;
+  const uint8_t* w = a.w + tile.slice.panel * a.panel_stride;
   const int num_chunks = (a.k + 63) / 64, num_blocks = (a.k + 31) / 32;
   F acc[units][rows];
   unroll<units>(SAMOVAR_BODY(auto u) { unroll<rows>(SAMOVAR_BODY(auto r) { acc[u][r] = zero(); }); });
   for (int b = 0; b < num_blocks; ++b, w += 1024) {
     if (b % 2 == 0)
-      prefetch_share<Form::BF16>(a, tile, b / 2, num_chunks);
+      fetch<Form::BF16>(a, tile, b / 2, num_chunks);
     add_block(
         x,
         SAMOVAR_BODY(int i, auto u) {

@@ -193,11 +193,17 @@ SAMOVAR_INLINE void q8_vectors(const Block (&w)[units], const Q8Rows<rows>& x, i
   }
 }
 
-// All vectors at once where registers hold their sums, else one after the other.
+// As many of a tile's vectors as have room in registers for their sums, what these are added to, and weights.
+constexpr int vectors_at_once(Form form, int units, int rows) {
+  const int sums = form == Form::U6 ? 2 : 1;
+  int count = units;
+  while (count > 1 && (units % count != 0 || sums * count * rows + units * rows + 2 * count + 3 > kRegisters))
+    --count;
+  return count;
+}
 template <Form form, int units, int rows, class Block>
 SAMOVAR_INLINE void q8_block(const Block (&w)[units], const Q8Rows<rows>& x, int b, F (&acc)[units][rows]) {
-  constexpr int sums = form == Form::U6 ? 2 : 1;
-  constexpr int count = (sums + 1) * units * rows + 2 * units + 3 <= kRegisters ? units : 1;
+  constexpr int count = vectors_at_once(form, units, rows);
   unroll<units / count>(SAMOVAR_BODY(auto i) { q8_vectors<form, i.value * count, count>(w, x, b, acc); });
 }
 
@@ -208,44 +214,27 @@ template <int rows> SAMOVAR_INLINE Q8Rows<rows> q8_rows(const MatmulArgs& a, int
   return x;
 }
 
-// The sums with which a tile begins its slice of k, and where they go at its end.
-template <class T> SAMOVAR_INLINE void begin_sums(const T& tile, F (&acc)[T::units][T::rows]) {
-  const bool first = !T::sliced || tile.first_chunk == 0;
-  unroll<T::units>(SAMOVAR_BODY(auto u) {
-    unroll<T::rows>(SAMOVAR_BODY(auto r) { acc[u][r] = first ? zero() : load(tile.sums_of(r, u)); });
-  });
-}
-template <class T>
-SAMOVAR_INLINE void end_sums(const MatmulArgs& a, const T& tile, int num_chunks,
-                             const F (&acc)[T::units][T::rows]) {
-  if (!T::sliced || tile.end_chunk == num_chunks)
-    return finish(a, tile, acc);
-  unroll<T::units>(SAMOVAR_BODY(auto u) {
-    unroll<T::rows>(SAMOVAR_BODY(auto r) { store(tile.sums_of(r, u), acc[u][r]); });
-  });
-}
-
-// Block is WeightBlock or UnpackedBlock; first_chunk(u): where the tile's slice of k begins for vector u.
-template <Form form, class Block, class T, class FirstChunk>
-SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, FirstChunk first_chunk) {
+// Block is WeightBlock or UnpackedBlock; weights_of(u): where the slice begins in the panel of vector u.
+template <Form form, class Block, class T, class WeightsOf>
+SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, WeightsOf weights_of) {
   constexpr int rows = T::rows, units = T::units, per_chunk = chunk_blocks(form);
   const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
   const int num_blocks = (a.k + kBlock - 1) / kBlock;
   const int num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
   const uint8_t* w[units];
-  unroll<units>(SAMOVAR_BODY(auto u) { w[u] = first_chunk(u); });
+  unroll<units>(SAMOVAR_BODY(auto u) { w[u] = weights_of(u); });
 
   F acc[units][rows];
   begin_sums(tile, acc);
-  int b = tile.first_chunk * per_chunk;
+  int b = tile.slice.first_chunk * per_chunk;
   const auto step = SAMOVAR_BODY(int c, auto i) {
-    prefetch_share<form, per_chunk>(a, tile, c, num_chunks, i);
+    fetch<form>(a, tile, c, num_chunks, i);
     Block blocks[units];
     unroll<units>(SAMOVAR_BODY(auto u) { blocks[u] = {w[u], i, tile.part + u % T::parts}; });
     q8_block<form>(blocks, x, b, acc);
     ++b;
   };
-  for (int c = tile.first_chunk; c < tile.end_chunk; ++c) {
+  for (int c = tile.slice.first_chunk; c < tile.slice.end_chunk; ++c) {
     if constexpr (per_chunk == 2) {
       step(c, Index<0>{});
       if (b < num_blocks)
@@ -259,7 +248,7 @@ SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, FirstChunk first
   end_sums(a, tile, num_chunks, acc);
 }
 
-// A block of a panel that is unpacked for many rows: what WeightBlock computes is loaded here.
+// A block that is unpacked for many rows: what WeightBlock computes is loaded here.
 template <Form form> struct UnpackedBlock {
   struct alignas(64) Data {
     uint8_t codes[8][64]; // of the lower k, then of the upper
@@ -296,51 +285,55 @@ SAMOVAR_INLINE void unpack(const WeightBlock<form>& from, typename UnpackedBlock
 }
 
 template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
-  walk<form, kQ8Tiles, chunk_blocks(form)>(
+  walk<form, kQ8Tiles, kQ8Slices.bytes>(
       a, SAMOVAR_BODY(const auto& tile) {
         q8_tile<form, WeightBlock<form>>(
             a, tile, SAMOVAR_BODY(auto u) {
-              const int panel = tile.panel + u / tile.parts;
-              return a.w + panel * a.panel_stride + tile.first_chunk * chunk_bytes(form);
+              const int panel = tile.slice.panel + u / tile.parts;
+              return a.w + panel * a.panel_stride + tile.slice.first_chunk * chunk_bytes(form);
             });
       });
 }
 
-// Each slice is unpacked once for all rows: putting a fifth bit to each code for every four of them is a
+static_assert(kQ8Slices.unpack_rows == 0 || (kQ8Slices.bytes > 0 && kQ8Slices.unpack_rows > kQ8Tiles.rows),
+              "what is unpacked is a slice of several blocks of rows");
+
+// Each slice is unpacked once for all rows: putting a fifth bit to each code for every eight of them is a
 // tenth of the work.
 template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs& a) {
   using Block = UnpackedBlock<form>;
-  static_assert(kQ8Tiles.unpack_rows > kQ8Tiles.few_rows && kQ8Tiles.unpack_rows > kQ8Tiles.rows,
-                "several blocks of rows, so that slices are short");
   constexpr int per_chunk = chunk_blocks(form);
-  constexpr int max_chunks =
-      kQ8Tiles.panels * max_slice(kQ8Tiles.panels, kQ8Tiles.slice_bytes, chunk_bytes(form));
-  typename Block::Data blocks[(max_chunks + 1) * per_chunk]; // a lone panel's slice may be one chunk longer
-  int length = 0;                                            // of the slice, in blocks
-  walk<form, kQ8Tiles, chunk_blocks(form)>(
-      a,
+  constexpr Walk tiles{kQ8Tiles.rows, kQ8Tiles.panels, kQ8Tiles.parts, 0, kQ8Slices.bytes};
+  typename Block::Data blocks[tiles.panels * max_slice<form, tiles>() * per_chunk];
+  int length = 0; // of the slice, in blocks
+  walk_many<form, kQ8Tiles, kQ8Slices.bytes>(
+      a, 0,
       SAMOVAR_BODY(const auto& tile) {
         q8_tile<form, Block>(
             a, tile, SAMOVAR_BODY(auto u) {
               return reinterpret_cast<const uint8_t*>(blocks + u / tile.parts * length);
             });
       },
-      SAMOVAR_BODY(auto panels, int panel, int first, int end) {
-        length = (end - first) * per_chunk;
-        for (int p = 0; p < panels; ++p)
+      SAMOVAR_BODY(auto panels, const Slice& slice) {
+        length = (slice.end_chunk - slice.first_chunk) * per_chunk;
+        for (int p = 0; p < panels; ++p) {
+          const uint8_t* w = a.w + (slice.panel + p) * a.panel_stride + slice.first_chunk * chunk_bytes(form);
           for (int b = 0; b < length; ++b) {
-            const uint8_t* chunk =
-                a.w + (panel + p) * a.panel_stride + (first + b / per_chunk) * chunk_bytes(form);
+            const uint8_t* chunk = w + b / per_chunk * chunk_bytes(form);
             unroll<kParts>(SAMOVAR_BODY(auto part) {
               unpack(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[p * length + b]);
             });
           }
+        }
       });
 }
 
 template <Form form> void matmul_q8(const MatmulArgs& a) {
-  if constexpr (kQ8Tiles.unpack_rows > 0 && code_bits(form) == 5)
-    if (a.rows >= kQ8Tiles.unpack_rows && a.rows <= kMaxSlicedRows)
+  if constexpr (kQ8Slices.bytes > 0)
+    if (a.rows > kMaxPartRows)
+      return for_row_parts(a, SAMOVAR_BODY(const MatmulArgs& part) { matmul_q8<form>(part); });
+  if constexpr (kQ8Slices.unpack_rows > 0 && code_bits(form) == 5)
+    if (a.rows >= kQ8Slices.unpack_rows)
       return matmul_q8_unpacked<form>(a);
   matmul_q8_packed<form>(a);
 }

@@ -4,14 +4,14 @@
 // A tile of them has nonzero rows for one block (or half block) only, so that a tile of 64 activation
 // codes serves all blocks in it and each sum stays apart.  Accumulators wait in L1.
 
-constexpr int kTileMaxRows = 128;
 // Up to so many rows vectors are faster, here and with a busy sibling.
 constexpr int few_rows(Form form) {
   return form == Form::U6 ? 40 : 8;
 }
 
-// What fetches the weights of one pass over some panels.
-template <int panels> using Stream = Tile<panels, 1, 1, panels == 1 ? 4096 : 2048>;
+// The weights of some panels are read once.
+template <int panels>
+constexpr Walk kStream{.rows = kTileRows, .panels = panels, .parts = 1, .ahead = panels == 1 ? 4096 : 2048};
 
 // The rows of a call, in equal blocks; the last may begin within the one before.
 struct RowBlocks {
@@ -145,7 +145,7 @@ template <Form form, int panels>
   constexpr int per_chunk = chunk_blocks(form);
   using Weights = TileWeights<panels, sums>;
   static_assert(tiles <= 4);
-  alignas(64) float acc[kTileMaxRows * panels * 16];
+  alignas(64) float acc[kMaxPartRows * panels * 16];
   alignas(64) TileSum sum[2][tiles];
   Weights weights[3]; // of this step, the next, and the one that is being widened
   __builtin_memset(acc, 0, sizeof(float) * blocks.count * blocks.size * panels * 16);
@@ -154,7 +154,7 @@ template <Form form, int panels>
 
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
   const uint8_t* first = a.w + panel * a.panel_stride;
-  const Stream<panels> stream{.panel = panel, .more = more};
+  const Slice slice{.panel = panel, .more = more};
   const int share = (blocks.size + tiles - 1) / tiles; // of the rows, for each product
   const uint8_t* x_blocks = a.x + q8_blocks_offset(a.k);
 
@@ -162,7 +162,7 @@ template <Form form, int panels>
     const int c = b / per_chunk;
     const uint8_t* w = first + c * chunk_bytes(form);
     if (at == 0 && b % per_chunk == 0)
-      prefetch_share<form>(a, stream, c, num_chunks);
+      fetch_ahead<form, kStream<panels>, 1>(a, slice, c, num_chunks);
     widen_weights<form, at.value>(w, a.panel_stride, b % per_chunk, to);
   };
   const auto begin_dot = SAMOVAR_BODY(auto t, const Weights* fresh, const uint8_t* x) {
@@ -217,28 +217,13 @@ template <Form form, int panels>
   finish_rows<panels>(a, blocks, panel, acc);
 }
 
-// body(part of a, its blocks of rows) for at most 128 rows at a time
-template <class Body> SAMOVAR_INLINE void for_row_parts(MatmulArgs a, Body body) {
-  const int total = a.rows, parts = (total + kTileMaxRows - 1) / kTileMaxRows;
-  for (int p = 0; p < parts; ++p) {
-    const int begin = static_cast<int>(static_cast<int64_t>(total) * p / parts);
-    const int end = static_cast<int>(static_cast<int64_t>(total) * (p + 1) / parts);
-    MatmulArgs part = a;
-    part.rows = end - begin;
-    part.x += begin * a.x_stride;
-    part.out += begin * a.out_stride;
-    if (a.add)
-      part.add += begin * a.add_stride;
-    body(part, RowBlocks(part.rows));
-  }
-}
-
 template <Form form> void matmul_q8_tiles(const MatmulArgs& a) {
   if (a.rows <= few_rows(form))
     return matmul_few_rows(form, a);
   const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   for_row_parts(
-      a, SAMOVAR_BODY(const MatmulArgs& part, const RowBlocks& blocks) {
+      a, SAMOVAR_BODY(const MatmulArgs& part) {
+        const RowBlocks blocks(part.rows);
         const Tiles guard(blocks.size, 0xf0);
         int panel = 0;
         if constexpr (form != Form::U6)
@@ -254,15 +239,15 @@ template <int row_blocks, int panels>
 [[gnu::noinline]] void bf16_tiles(const MatmulArgs& a, const RowBlocks& blocks, int panel, bool more) {
   static_assert(row_blocks * panels <= 4);
   constexpr int weights = panels == 4 ? 5 : 6, spare = 8 - weights;
-  alignas(64) float acc[kTileMaxRows * 2 * 16];
+  alignas(64) float acc[kMaxPartRows * 2 * 16];
   const int num_blocks = (a.k + kBlock - 1) / kBlock, num_chunks = (num_blocks + 1) / 2;
   const uint8_t* w = a.w + panel * a.panel_stride;
   const auto go = SAMOVAR_BODY(auto count, int block, bool fetch) {
-    const Stream<panels> stream{.panel = panel, .more = more};
+    const Slice slice{.panel = panel, .more = more};
     unroll<count * panels>(SAMOVAR_BODY(auto c) { tile_zero<c.value>(); });
     for (int b = 0; b < num_blocks; ++b) {
       if (fetch && b % 2 == 0)
-        prefetch_share<Form::BF16>(a, stream, b / 2, num_chunks);
+        fetch_ahead<Form::BF16, kStream<panels>, 1>(a, slice, b / 2, num_chunks);
       unroll<count>(SAMOVAR_BODY(auto i) {
         tile_load<4 + i.value>(a.x + blocks.begin(block + i) * a.x_stride + b * kTileRowBytes, a.x_stride);
       });
@@ -287,7 +272,8 @@ template <int row_blocks, int panels>
 inline void matmul_bf16_tiles(const MatmulArgs& a) {
   const int panels = (a.n + kPanelRows - 1) / kPanelRows, all = panels + a.panels_after;
   for_row_parts(
-      a, SAMOVAR_BODY(const MatmulArgs& part, const RowBlocks& blocks) {
+      a, SAMOVAR_BODY(const MatmulArgs& part) {
+        const RowBlocks blocks(part.rows);
         const Tiles guard(blocks.size, blocks.count == 1 ? 0x1f : 0x3f);
         int panel = 0;
         if (blocks.count == 1)

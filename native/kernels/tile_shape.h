@@ -14,9 +14,12 @@ struct TileShape {
   int panels;
   int parts;
   int ahead = 4096; // as stream_ahead, of a lone panel
-  // Q8 rows only; 0: never.
-  int slice_bytes = 0; // of the panels of a tile that several blocks of rows read in turn
-  int unpack_rows = 0; // from so many rows, a slice of 5-bit codes is unpacked once for all
+};
+
+// What Q8 matmuls do with panels that several blocks of rows read; 0: nothing of the kind.
+struct Q8Slices {
+  int bytes = 0;       // of the panels of a tile: k is cut into slices of so many at most
+  int unpack_rows = 0; // from so many rows, 5-bit codes of a slice are unpacked once for all
 };
 
 } // namespace samovar

@@ -14,7 +14,7 @@ constexpr int walk(int rows) {
 }
 constexpr int kMaxTile = 16; // panels of an item at most
 constexpr int kItemsPerThread = 8;
-constexpr int kRowUnit = 8;                          // rows of a kernel's tile
+constexpr int kRowUnit = 8;                          // a multiple of the rows of most kernels' tiles
 constexpr int kMinRowBlock = 32, kMaxRowBlock = 128; // rows of an item, if there are so many
 
 // A step is cut into tiles of panels x blocks of rows; all tiles of a block of rows come first, so

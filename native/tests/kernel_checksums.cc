@@ -129,6 +129,10 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
   for (int rows : {6, 31, 32}) // slices of k, whole and not, unpacked for many rows or read as they are
     for (int k : {96, 2048, 2080})
       run(k, 40, rows, k == 2048 ? 0 : 3);
+  for (int k : {1280, 1344, 1472}) // the longest slices of some forms
+    run(k, 40, 33, 1);
+  for (int rows : {128, 129}) // as many rows as are computed at once, and more
+    run(1536, 40, rows, 1);
   if (form == Form::F32 || form == Form::F16)
     run(37, 20, 3, 0);
 }
