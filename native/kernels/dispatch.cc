@@ -27,33 +27,44 @@ extern const Kernels kKernels;
 namespace neon_dotprod {
 extern const Kernels kKernels;
 }
-
-#ifdef SAMOVAR_HAVE_AMX
-namespace {
-
-// The table of AVX-512 with the entries that AMX has.
-const Kernels& amx_table() {
-  static const Kernels table = [] {
-    Kernels merged = avx512::kKernels;
-    merged.name = amx::kKernels.name;
-    merged.matmul_bytes = amx::kKernels.matmul_bytes;
-    for (int form = 0; form < kNumForms; ++form)
-      if (amx::kKernels.matmul[form])
-        merged.matmul[form] = amx::kKernels.matmul[form];
-    for (int type = 0; type < 3; ++type)
-      if (amx::kKernels.attend[type])
-        merged.attend[type] = amx::kKernels.attend[type];
-    for (int type = 0; type < 3; ++type)
-      if (amx::kKernels.peak[type])
-        merged.peak[type] = amx::kKernels.peak[type];
-    merged.peak_scaled = amx::kKernels.peak_scaled;
-    return merged;
-  }();
-  return table;
+namespace neon_i8mm {
+extern const Kernels kKernels;
 }
 
-} // namespace
+namespace {
+
+// A table with the entries that another one has of its own.
+[[maybe_unused]] Kernels merged(Kernels table, const Kernels& own) {
+  table.name = own.name;
+  if (own.matmul_bytes)
+    table.matmul_bytes = own.matmul_bytes;
+  for (int form = 0; form < kNumForms; ++form)
+    if (own.matmul[form])
+      table.matmul[form] = own.matmul[form];
+  for (int type = 0; type < 3; ++type) {
+    if (own.attend[type])
+      table.attend[type] = own.attend[type];
+    if (own.peak[type])
+      table.peak[type] = own.peak[type];
+  }
+  if (own.peak_scaled)
+    table.peak_scaled = own.peak_scaled;
+  return table;
+}
+#ifdef SAMOVAR_HAVE_AMX
+const Kernels& amx_table() {
+  static const Kernels table = merged(avx512::kKernels, amx::kKernels);
+  return table;
+}
 #endif
+#ifdef SAMOVAR_HAVE_NEON_I8MM
+const Kernels& i8mm_table() {
+  static const Kernels table = merged(neon_dotprod::kKernels, neon_i8mm::kKernels);
+  return table;
+}
+#endif
+
+} // namespace
 
 #ifdef SAMOVAR_HAVE_AVX512BF16
 namespace {
@@ -132,6 +143,9 @@ int available_kernels(const Kernels** out, int capacity) {
 #endif
 #ifdef SAMOVAR_HAVE_AVX2
   offer(avx2::kKernels, runs_avx2);
+#endif
+#ifdef SAMOVAR_HAVE_NEON_I8MM
+  offer(i8mm_table(), cpu.dotprod && cpu.i8mm);
 #endif
 #ifdef SAMOVAR_HAVE_NEON_DOTPROD
   offer(neon_dotprod::kKernels, cpu.dotprod);

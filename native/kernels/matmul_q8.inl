@@ -128,83 +128,95 @@ template <int rows> struct Q8Rows {
   }
 };
 
-// acc[u][r] += one block of 32 k, `count` vectors of weights from `first` on.  Each broadcast of activations
-// serves all of them: a row needs eight for a vector's eight products, and loads are as scarce as products.
+constexpr int sums_of(Form form) { // of a block: the halves of U6 have integer scales of their own
+  return form == Form::U6 ? 2 : 1;
+}
+
+// The exact sums of one block of 32 k, `count` vectors of weights from `first` on.  Each broadcast of
+// activations serves all of them: a row needs eight for a vector's eight products, and loads are as scarce as
+// products.
 template <Form form, int first, int count, int units, int rows, class Block>
-SAMOVAR_INLINE void q8_vectors(const Block (&w)[units], const Q8Rows<rows>& x, int b, F (&acc)[units][rows]) {
+SAMOVAR_INLINE void q8_sums(const Block (&w)[units], const Q8Rows<rows>& x, int b,
+                            I (&sums)[sums_of(form)][count][rows]) {
   using Sum = Dot<code_bits(form)>;
-  constexpr int offset = code_offset(form);
+  constexpr int offset = code_offset(form), upper = sums_of(form) - 1;
   const auto each = SAMOVAR_BODY(auto body) {
     unroll<rows>(SAMOVAR_BODY(auto r) { unroll<count>(SAMOVAR_BODY(auto u) { body(r, u); }); });
   };
-  if constexpr (form == Form::U6) { // two sums, each with its own integer scale
-    Sum lo[count][rows] = {}, hi[count][rows] = {};
-    each(SAMOVAR_BODY(auto r, auto u) {
-      const I both = iset1(x.block(r, b).minus_sum), upper = iset1(x.block(r, b).minus_sum_hi);
-      lo[u][r] = Sum(offset_start<offset>(isub(both, upper)));
-      hi[u][r] = Sum(offset_start<offset>(upper));
-    });
-    unroll<4>(SAMOVAR_BODY(auto j) {
-      I a[count], c[count];
-      unroll<count>(SAMOVAR_BODY(auto u) { w[first + u].template codes<j.value>(a[u], c[u]); });
-      each(SAMOVAR_BODY(auto r, auto u) {
-        lo[u][r].template add<j.value, j.value>(a[u], x.codes(r, b));
-        hi[u][r].template add<j.value, j.value>(c[u], x.codes(r, b) + 16);
-      });
-    });
-    F d[count], s_lo[count], s_hi[count];
-    unroll<count>(SAMOVAR_BODY(auto u) {
-      d[u] = w[first + u].scale(), s_lo[u] = w[first + u].half_scale(0), s_hi[u] = w[first + u].half_scale(1);
-    });
-    each(SAMOVAR_BODY(auto r, auto u) { // below 2^24, so exact in float
-      F& to = acc[first + u][r];
-      const F sum = fma(to_float(lo[u][r].total()), s_lo[u], mul(to_float(hi[u][r].total()), s_hi[u]));
-      to = fma(sum, mul(d[u], set1(x.block(r, b).d)), to);
-    });
-  } else {
-    Sum sum[count][rows] = {};
-    each(SAMOVAR_BODY(auto r, auto u) {
-      sum[u][r] = Sum(offset_start<offset>(iset1(x.block(r, b).minus_sum)));
-    });
-    unroll<4>(SAMOVAR_BODY(auto j) {
-      I lo[count], hi[count];
-      unroll<count>(SAMOVAR_BODY(auto u) { w[first + u].template codes<j.value>(lo[u], hi[u]); });
-      each(SAMOVAR_BODY(auto r, auto u) {
-        sum[u][r].template add<2 * j.value, j.value>(lo[u], x.codes(r, b));
-      });
-      each(SAMOVAR_BODY(auto r, auto u) {
-        sum[u][r].template add<2 * j.value + 1, j.value>(hi[u], x.codes(r, b) + 16);
-      });
-    });
-    F d[count];
-    unroll<count>(SAMOVAR_BODY(auto u) { d[u] = w[first + u].scale(); });
-    each(SAMOVAR_BODY(auto r, auto u) {
-      F& to = acc[first + u][r];
-      to = fma(to_float(sum[u][r].total()), mul(d[u], set1(x.block(r, b).d)), to);
-    });
-    if constexpr (has_minimum(form)) {
-      F m[count];
-      unroll<count>(SAMOVAR_BODY(auto u) { m[u] = w[first + u].minimum(); });
-      each(SAMOVAR_BODY(auto r, auto u) {
-        F& to = acc[first + u][r];
-        to = fma(m[u], set1(x.block(r, b).dsum), to);
-      });
+  Sum sum[sums_of(form)][count][rows] = {};
+  each(SAMOVAR_BODY(auto r, auto u) {
+    const Q8Block& block = x.block(r, b);
+    if constexpr (upper > 0) {
+      const I both = iset1(block.minus_sum), high = iset1(block.minus_sum_hi);
+      sum[0][u][r] = Sum(offset_start<offset>(isub(both, high)));
+      sum[upper][u][r] = Sum(offset_start<offset>(high));
+    } else {
+      sum[0][u][r] = Sum(offset_start<offset>(iset1(block.minus_sum)));
     }
+  });
+  unroll<4>(SAMOVAR_BODY(auto j) {
+    constexpr int steps = upper > 0 ? 1 : 2; // of one sum with each j
+    I lo[count], hi[count];
+    unroll<count>(SAMOVAR_BODY(auto u) { w[first + u].template codes<j.value>(lo[u], hi[u]); });
+    each(SAMOVAR_BODY(auto r, auto u) {
+      sum[0][u][r].template add<steps * j.value, j.value>(lo[u], x.codes(r, b));
+    });
+    each(SAMOVAR_BODY(auto r, auto u) {
+      sum[upper][u][r].template add<steps * j.value + steps - 1, j.value>(hi[u], x.codes(r, b) + 16);
+    });
+  });
+  unroll<upper + 1>(
+      SAMOVAR_BODY(auto h) { each(SAMOVAR_BODY(auto r, auto u) { sums[h][u][r] = sum[h][u][r].total(); }); });
+}
+
+// acc[u][r] += what the sums of a block stand for.
+template <Form form, int first, int count, int units, int rows, class Block>
+SAMOVAR_INLINE void add_scaled(const Block (&w)[units], const Q8Rows<rows>& x, int b,
+                               const I (&sums)[sums_of(form)][count][rows], F (&acc)[units][rows]) {
+  const auto each = SAMOVAR_BODY(auto body) {
+    unroll<rows>(SAMOVAR_BODY(auto r) { unroll<count>(SAMOVAR_BODY(auto u) { body(r, u); }); });
+  };
+  F d[count], half[count][2];
+  unroll<count>(SAMOVAR_BODY(auto u) {
+    d[u] = w[first + u].scale();
+    if constexpr (form == Form::U6)
+      unroll<2>(SAMOVAR_BODY(auto h) { half[u][h] = w[first + u].half_scale(h); });
+  });
+  each(SAMOVAR_BODY(auto r, auto u) {
+    F sum = to_float(sums[0][u][r]);
+    if constexpr (form == Form::U6) // below 2^24, so exact in float
+      sum = fma(sum, half[u][0], mul(to_float(sums[1][u][r]), half[u][1]));
+    F& to = acc[first + u][r];
+    to = fma(sum, mul(d[u], set1(x.block(r, b).d)), to);
+  });
+  if constexpr (has_minimum(form)) {
+    F m[count];
+    unroll<count>(SAMOVAR_BODY(auto u) { m[u] = w[first + u].minimum(); });
+    each(SAMOVAR_BODY(auto r, auto u) {
+      F& to = acc[first + u][r];
+      to = fma(m[u], set1(x.block(r, b).dsum), to);
+    });
   }
 }
 
 // As many of a tile's vectors as have room in registers for their sums, what these are added to, and weights.
 constexpr int vectors_at_once(Form form, int units, int rows) {
-  const int sums = form == Form::U6 ? 2 : 1;
   int count = units;
-  while (count > 1 && (units % count != 0 || sums * count * rows + units * rows + 2 * count + 3 > kRegisters))
+  while (count > 1 &&
+         (units % count != 0 || sums_of(form) * count * rows + units * rows + 2 * count + 3 > kRegisters))
     --count;
   return count;
 }
+// acc[u][r] += one block of 32 k.
 template <Form form, int units, int rows, class Block>
 SAMOVAR_INLINE void q8_block(const Block (&w)[units], const Q8Rows<rows>& x, int b, F (&acc)[units][rows]) {
   constexpr int count = vectors_at_once(form, units, rows);
-  unroll<units / count>(SAMOVAR_BODY(auto i) { q8_vectors<form, i.value * count, count>(w, x, b, acc); });
+  unroll<units / count>(SAMOVAR_BODY(auto i) {
+    constexpr int first = i.value * count;
+    I sums[sums_of(form)][count][rows];
+    q8_sums<form, first, count>(w, x, b, sums);
+    add_scaled<form, first, count>(w, x, b, sums, acc);
+  });
 }
 
 template <int rows> SAMOVAR_INLINE Q8Rows<rows> q8_rows(const MatmulArgs& a, int first) {
@@ -284,14 +296,18 @@ SAMOVAR_INLINE void unpack(const WeightBlock<form>& from, typename UnpackedBlock
     store(to.minimum + lane, from.minimum());
 }
 
+// Where the slice of a tile begins in the panel of its vector u.
+template <Form form, class T>
+SAMOVAR_INLINE const uint8_t* packed_weights(const MatmulArgs& a, const T& tile, int u) {
+  const int panel = tile.slice.panel + u / T::parts;
+  return a.w + panel * a.panel_stride + tile.slice.first_chunk * chunk_bytes(form);
+}
+
 template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
   walk<form, kQ8Tiles, kQ8Slices.bytes>(
       a, SAMOVAR_BODY(const auto& tile) {
         q8_tile<form, WeightBlock<form>>(
-            a, tile, SAMOVAR_BODY(auto u) {
-              const int panel = tile.slice.panel + u / tile.parts;
-              return a.w + panel * a.panel_stride + tile.slice.first_chunk * chunk_bytes(form);
-            });
+            a, tile, SAMOVAR_BODY(auto u) { return packed_weights<form>(a, tile, u); });
       });
 }
 

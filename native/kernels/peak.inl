@@ -46,41 +46,52 @@ inline int64_t peak_q8(int rounds) {
   return int64_t{rounds} * steps * kPeakSums * kLanes * 4;
 }
 
-// As many rows as q8_block has at best, and registers for.
+// A tile as q8_block has it at best: so that loads are no limit, each of a row serves two vectors where
+// registers hold their sums.
 inline int64_t peak_scaled(int rounds) {
-  constexpr int rows = kLanes == 16 ? 8 : kDotGathers ? 2 : 4;
+  constexpr int rows = kDotGathers ? 2 : 4, vectors = kLanes == 16 ? 2 : 1;
   alignas(64) int8_t a[rows][kBlock];
-  alignas(64) uint8_t codes[8][kLanes * 4];
-  float d[rows], scales[kLanes];
+  alignas(64) uint8_t codes[8][vectors][kLanes * 4];
+  float d[rows], scales[vectors][kLanes];
   for (int r = 0; r < rows; ++r) {
     for (int i = 0; i < kBlock; ++i)
       a[r][i] = static_cast<int8_t>((r * 61 + i * 37) % 255 - 127);
     d[r] = r % 2 == 0 ? 0.5f : -0.5f;
   }
-  for (int i = 0; i < kLanes; ++i)
-    scales[i] = static_cast<float>(i - 7) * 0.125f;
-  for (int j = 0; j < 8; ++j)
-    for (int i = 0; i < kLanes * 4; ++i)
-      codes[j][i] = static_cast<uint8_t>((j * 5 + i * 7) % 16);
-  F acc[rows];
-  unroll<rows>(SAMOVAR_BODY(auto r) { acc[r] = zero(); });
+  for (int u = 0; u < vectors; ++u) {
+    for (int i = 0; i < kLanes; ++i)
+      scales[u][i] = static_cast<float>(i - 7) * 0.125f;
+    for (int j = 0; j < 8; ++j)
+      for (int i = 0; i < kLanes * 4; ++i)
+        codes[j][u][i] = static_cast<uint8_t>((j * 5 + i * 7 + u) % 16);
+  }
+  const auto each = SAMOVAR_BODY(auto body) {
+    unroll<rows>(SAMOVAR_BODY(auto r) { unroll<vectors>(SAMOVAR_BODY(auto u) { body(r, u); }); });
+  };
+  F acc[vectors][rows];
+  each(SAMOVAR_BODY(auto r, auto u) { acc[u][r] = zero(); });
   for (int round = 0; round < rounds; ++round) {
     forget_memory(a);
-    Dot<4> sum[rows];
-    unroll<rows>(SAMOVAR_BODY(auto r) { sum[r] = Dot<4>(iset1(0)); });
+    Dot<4> sum[vectors][rows];
+    each(SAMOVAR_BODY(auto r, auto u) { sum[u][r] = Dot<4>(iset1(0)); });
     unroll<4>(SAMOVAR_BODY(auto j) {
-      const I lo = iload(codes[j]), hi = iload(codes[4 + j]);
-      unroll<rows>(SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value, j.value>(lo, a[r]); });
-      unroll<rows>(SAMOVAR_BODY(auto r) { sum[r].template add<2 * j.value + 1, j.value>(hi, a[r] + 16); });
+      I lo[vectors], hi[vectors];
+      unroll<vectors>(SAMOVAR_BODY(auto u) { lo[u] = iload(codes[j][u]), hi[u] = iload(codes[4 + j][u]); });
+      each(SAMOVAR_BODY(auto r, auto u) { sum[u][r].template add<2 * j.value, j.value>(lo[u], a[r]); });
+      each(SAMOVAR_BODY(auto r, auto u) {
+        sum[u][r].template add<2 * j.value + 1, j.value>(hi[u], a[r] + 16);
+      });
     });
-    const F scale = load(scales);
-    unroll<rows>(
-        SAMOVAR_BODY(auto r) { acc[r] = fma(to_float(sum[r].total()), mul(scale, set1(d[r])), acc[r]); });
+    F scale[vectors];
+    unroll<vectors>(SAMOVAR_BODY(auto u) { scale[u] = load(scales[u]); });
+    each(SAMOVAR_BODY(auto r, auto u) {
+      acc[u][r] = fma(to_float(sum[u][r].total()), mul(scale[u], set1(d[r])), acc[u][r]);
+    });
   }
-  float totals[rows][kLanes];
-  unroll<rows>(SAMOVAR_BODY(auto r) { store(totals[r], acc[r]); });
+  float totals[vectors][rows][kLanes];
+  each(SAMOVAR_BODY(auto r, auto u) { store(totals[u][r], acc[u][r]); });
   forget_memory(totals);
-  return int64_t{rounds} * rows * kBlock * kLanes;
+  return int64_t{rounds} * rows * kBlock * vectors * kLanes;
 }
 
 // multiply(sum, weights, factor) makes `products` products in each lane.

@@ -26,5 +26,7 @@ if grep -q avx512_bf16 /proc/cpuinfo && ! grep -q ' amx' "$work/host.txt"; then
   echo "the kernels of AMX did not run"
   exit 1
 fi
-grep -q ' neon_dotprod' "$work/aarch64.txt" || { echo "the emulator has no dot product instructions"; exit 1; }
+for table in neon_i8mm neon_dotprod; do
+  grep -q " $table" "$work/aarch64.txt" || { echo "the emulator does not run $table"; exit 1; }
+done
 echo "$(wc -l <"$work/host.sums") kernels agree: $(head -1 "$work/host.txt" | cut -d' ' -f3-) = $(head -1 "$work/aarch64.txt" | cut -d' ' -f3-)"

@@ -235,8 +235,8 @@ class Settings:
     )
     isa: str | None = _option(
         None,
-        "Instruction set: amx, avx512bf16, avx512, avxvnni, avx2, neon_dotprod or portable; "
-        "otherwise the best of this CPU.",
+        "Instruction set: amx, avx512bf16, avx512, avxvnni, avx2, neon_i8mm, neon_dotprod or "
+        "portable; otherwise the best of this CPU.",
         group="machine",
         metavar="NAME",
     )
