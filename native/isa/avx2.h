@@ -161,6 +161,7 @@ template <> struct Dot<8> {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 2, .stream_rows = 2, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 1};
+constexpr TileShape kByteTiles = kQ8Tiles;
 constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 2};

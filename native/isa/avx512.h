@@ -137,6 +137,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 1, .parts = 1};
+constexpr TileShape kByteTiles = kQ8Tiles;
 constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 2, .parts = 1};

@@ -37,9 +37,9 @@ SAMOVAR_INLINE I words_of(F first, F second) {
 
 // One stream that is fetched far ahead is what these processors read fastest: a core of a Zen 5 gets 42 to
 // 47 GB/s, with four streams 25 to 35.
-constexpr TileShape one_stream(int rows, int panels) {
-  return {.few_rows = 4,
-          .stream_rows = 4,
+constexpr TileShape one_stream(int rows, int panels, int few_rows = 4) {
+  return {.few_rows = few_rows,
+          .stream_rows = few_rows,
           .stream_panels = 1,
           .stream_ahead = 8192,
           .rows = rows,
@@ -49,6 +49,8 @@ constexpr TileShape one_stream(int rows, int panels) {
 }
 constexpr TileShape kQ8Tiles = one_stream(4, 2), kFloatTiles = one_stream(8, 2),
                     kBf16Tiles = one_stream(4, 2);
+// Memory is what 8 rows wait for, and a second pass over the bytes only delays what they ask of it.
+constexpr TileShape kByteTiles = one_stream(4, 2, 8);
 // Of an L1 of 48 KB: what follows is being fetched, and activations pass by.  Slices of 12 to 40 KB differ
 // little.
 constexpr Q8Slices kQ8Slices{.bytes = 24 << 10, .unpack_rows = 32};

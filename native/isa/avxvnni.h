@@ -26,6 +26,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 4, .stream_rows = 4, .stream_panels = 4, .rows = 8, .panels = 1, .parts = 1};
+constexpr TileShape kByteTiles = kQ8Tiles;
 
 } // namespace
 } // namespace samovar::avxvnni

@@ -145,6 +145,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 4};
+constexpr TileShape kByteTiles = kQ8Tiles;
 constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles{
     .few_rows = 1, .stream_rows = 1, .stream_panels = 4, .rows = 4, .panels = 1, .parts = 4};

@@ -238,6 +238,7 @@ template <int bits> struct Dot {
 
 constexpr TileShape kQ8Tiles{
     .few_rows = 0, .stream_rows = 1, .stream_panels = 1, .rows = 2, .panels = 1, .parts = 1};
+constexpr TileShape kByteTiles = kQ8Tiles;
 constexpr Q8Slices kQ8Slices{};
 constexpr TileShape kFloatTiles = kQ8Tiles;
 constexpr TileShape kBf16Tiles = kQ8Tiles;

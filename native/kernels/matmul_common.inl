@@ -225,6 +225,7 @@ SAMOVAR_INLINE void fetch_ahead(const MatmulArgs& a, const Slice& slice, int c, 
   }
   const int64_t begin = bytes / 64 * i / shares, end = bytes / 64 * (i + 1) / shares;
   for (int64_t panel = 0; panel < walk.panels; ++panel, p += a.panel_stride)
+#pragma GCC unroll 1 // calls without anything between them wait for each other
     for (int64_t line = begin; line < end; ++line)
       __builtin_prefetch(p + line * 64, 0, 3);
 }

@@ -304,7 +304,7 @@ SAMOVAR_INLINE const uint8_t* packed_weights(const MatmulArgs& a, const T& tile,
 }
 
 template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
-  walk<form, kQ8Tiles, kQ8Slices.bytes>(
+  walk<form, form == Form::U8 ? kByteTiles : kQ8Tiles, kQ8Slices.bytes>(
       a, SAMOVAR_BODY(const auto& tile) {
         q8_tile<form, WeightBlock<form>>(
             a, tile, SAMOVAR_BODY(auto u) { return packed_weights<form>(a, tile, u); });
