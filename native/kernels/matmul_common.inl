@@ -91,8 +91,8 @@ SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T:
 // The sums with which a tile begins its slice of k, and where they go at its end.
 template <class T> SAMOVAR_INLINE void begin_sums(const T& tile, F (&acc)[T::units][T::rows]) {
   const bool first = T::kWalk.slice_bytes == 0 || tile.slice.first_chunk == 0;
-  unroll<T::units>(SAMOVAR_BODY(auto u) {
-    unroll<T::rows>(SAMOVAR_BODY(auto r) { acc[u][r] = first ? zero() : load(tile.carried_to(r, u)); });
+  unroll<T::units>(SAMOVAR_BODY(int u) {
+    unroll<T::rows>(SAMOVAR_BODY(int r) { acc[u][r] = first ? zero() : load(tile.carried_to(r, u)); });
   });
 }
 template <class T>
@@ -100,8 +100,8 @@ SAMOVAR_INLINE void end_sums(const MatmulArgs& a, const T& tile, int num_chunks,
                              const F (&acc)[T::units][T::rows]) {
   if (T::kWalk.slice_bytes == 0 || tile.slice.end_chunk == num_chunks)
     return finish(a, tile, acc);
-  unroll<T::units>(SAMOVAR_BODY(auto u) {
-    unroll<T::rows>(SAMOVAR_BODY(auto r) { store(tile.carried_to(r, u), acc[u][r]); });
+  unroll<T::units>(SAMOVAR_BODY(int u) {
+    unroll<T::rows>(SAMOVAR_BODY(int r) { store(tile.carried_to(r, u), acc[u][r]); });
   });
 }
 

@@ -47,7 +47,7 @@ SAMOVAR_INLINE void q8_block(const PairBlock<form> (&w)[units], const Q8Rows<row
         sums[h][0][r] = r % 2 == 0 ? lower_halves(outputs, others) : upper_halves(outputs, others);
       });
     });
-    add_scaled<form, u.value, 1>(w, x, b, sums, acc);
+    add_scaled<form, 1>(w + u, x, b, sums, acc + u);
   });
 }
 

@@ -6,21 +6,26 @@
 set -eu
 build=$(cd "$1" && pwd)
 python3 - "$build/compile_commands.json" <<'PYTHON'
-import json, pathlib, shlex, subprocess, sys, tempfile
+import concurrent.futures, json, os, pathlib, shlex, subprocess, sys, tempfile
 
-failed = False
-for entry in json.loads(pathlib.Path(sys.argv[1]).read_text()):
-    source = pathlib.Path(entry["file"])
-    if source.parent.name != "isa":
-        continue
+
+def symbols_of(entry):
     arguments = shlex.split(entry["command"])
     with tempfile.TemporaryDirectory() as directory:
         output = pathlib.Path(directory) / "isa.o"
         arguments[arguments.index("-o") + 1] = str(output)
         subprocess.run([*arguments, "-O1", "-fno-inline"], cwd=entry["directory"], check=True)
-        symbols = subprocess.run(
-            ["nm", "-C", str(output)], check=True, capture_output=True, text=True
-        ).stdout.splitlines()
+        named = subprocess.run(["nm", "-C", str(output)], check=True, capture_output=True, text=True)
+        return named.stdout.splitlines()
+
+
+commands = json.loads(pathlib.Path(sys.argv[1]).read_text())
+entries = [entry for entry in commands if pathlib.Path(entry["file"]).parent.name == "isa"]
+failed = False
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    found = list(pool.map(symbols_of, entries))
+for entry, symbols in zip(entries, found):
+    source = pathlib.Path(entry["file"])
     own = f"samovar::{source.stem}::"
     for line in symbols:
         kind, name = line[17], line[19:]
