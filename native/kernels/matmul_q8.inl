@@ -132,19 +132,20 @@ constexpr int sums_of(Form form) { // of a block: the halves of U6 have integer 
   return form == Form::U6 ? 2 : 1;
 }
 
-// The exact sums of one block of 32 k, `count` vectors of weights.  Each broadcast of
-// activations serves all of them: a row needs eight for a vector's eight products, and loads are as scarce as
-// products.
+// body(r, u) for each row and vector, the vectors of a row side by side.
+template <int rows, int count, class Body> SAMOVAR_INLINE void for_sums(Body body) {
+  unroll<rows * count>(SAMOVAR_BODY(int i) { body(i / count, i % count); });
+}
+
+// The exact sums of one block of 32 k, `count` vectors of weights.  Each broadcast of activations serves all
+// of them: a row needs eight for a vector's eight products, and loads are as scarce as products.
 template <Form form, int count, int rows, class Block>
 SAMOVAR_INLINE void q8_sums(const Block* w, const Q8Rows<rows>& x, int b,
                             I (&sums)[sums_of(form)][count][rows]) {
   using Sum = Dot<code_bits(form)>;
   constexpr int offset = code_offset(form), upper = sums_of(form) - 1;
-  const auto each = SAMOVAR_BODY(auto body) {
-    unroll<rows * count>(SAMOVAR_BODY(int i) { body(i / count, i % count); });
-  };
   Sum sum[sums_of(form)][count][rows] = {};
-  each(SAMOVAR_BODY(int r, int u) {
+  for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
     const Q8Block& block = x.block(r, b);
     if constexpr (upper > 0) {
       const I both = iset1(block.minus_sum), high = iset1(block.minus_sum_hi);
@@ -158,31 +159,29 @@ SAMOVAR_INLINE void q8_sums(const Block* w, const Q8Rows<rows>& x, int b,
     constexpr int steps = upper > 0 ? 1 : 2; // of one sum with each j
     I lo[count], hi[count];
     unroll<count>(SAMOVAR_BODY(int u) { w[u].template codes<j.value>(lo[u], hi[u]); });
-    each(SAMOVAR_BODY(int r, int u) {
+    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
       sum[0][u][r].template add<steps * j.value, j.value>(lo[u], x.codes(r, b));
     });
-    each(SAMOVAR_BODY(int r, int u) {
+    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
       sum[upper][u][r].template add<steps * j.value + steps - 1, j.value>(hi[u], x.codes(r, b) + 16);
     });
   });
-  unroll<upper + 1>(
-      SAMOVAR_BODY(int h) { each(SAMOVAR_BODY(int r, int u) { sums[h][u][r] = sum[h][u][r].total(); }); });
+  unroll<upper + 1>(SAMOVAR_BODY(int h) {
+    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) { sums[h][u][r] = sum[h][u][r].total(); });
+  });
 }
 
 // acc[u][r] += what the sums of a block stand for.
 template <Form form, int count, int rows, class Block>
 SAMOVAR_INLINE void add_scaled(const Block* w, const Q8Rows<rows>& x, int b,
                                const I (&sums)[sums_of(form)][count][rows], F (*acc)[rows]) {
-  const auto each = SAMOVAR_BODY(auto body) {
-    unroll<rows * count>(SAMOVAR_BODY(int i) { body(i / count, i % count); });
-  };
   F d[count], half[count][2];
   unroll<count>(SAMOVAR_BODY(int u) {
     d[u] = w[u].scale();
     if constexpr (form == Form::U6)
       unroll<2>(SAMOVAR_BODY(int h) { half[u][h] = w[u].half_scale(h); });
   });
-  each(SAMOVAR_BODY(int r, int u) {
+  for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
     F sum = to_float(sums[0][u][r]);
     if constexpr (form == Form::U6) // below 2^24, so exact in float
       sum = fma(sum, half[u][0], mul(to_float(sums[1][u][r]), half[u][1]));
@@ -192,7 +191,7 @@ SAMOVAR_INLINE void add_scaled(const Block* w, const Q8Rows<rows>& x, int b,
   if constexpr (has_minimum(form)) {
     F m[count];
     unroll<count>(SAMOVAR_BODY(int u) { m[u] = w[u].minimum(); });
-    each(SAMOVAR_BODY(int r, int u) {
+    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
       F& to = acc[u][r];
       to = fma(m[u], set1(x.block(r, b).dsum), to);
     });
