@@ -12,7 +12,8 @@ namespace {
 constexpr int kMaxRows = AttentionPlan::kMaxAttendRows;
 constexpr int kMaxDim = 256;
 constexpr int kChunkPages = kContextChunk / kPageTokens;
-constexpr uint32_t kBf16Infinity = 0x7f7f8000; // what is less stays finite when rounded to bf16
+constexpr int64_t kCachedBytes = int64_t{4} << 20; // of a context that stays near a core from item to item
+constexpr uint32_t kBf16Infinity = 0x7f7f8000;     // what is less stays finite when rounded to bf16
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Phase 0 stores keys and values, unless phase 1 does so when it attends; phase 2 folds chunks that
@@ -94,10 +95,21 @@ private:
                                                                  step.cache->page(spec_.layer, block, h));
   }
 
+  // Whether the item before, which the same worker mostly did, read the same context.
+  bool is_cached(const Step& step, const AttentionPlan& plan, size_t index) const {
+    const AttentionPlan::Item& item = plan.attend()[index];
+    if (index == 0 || item.partial >= 0)
+      return false;
+    const AttentionPlan::Item& before = plan.attend()[index - 1];
+    return before.seq == item.seq && before.kv_head == item.kv_head &&
+           item.num_chunks * kChunkPages * kv_page_bytes(step.cache->type(), shape_.head_dim) <= kCachedBytes;
+  }
+
   // A chunk of an item.
   struct Part {
     const AttentionPlan::Item* item;
     int chunk;
+    bool cached = false;
   };
 
   void attend(const Step& step, const AttentionPlan& plan, size_t index) const {
@@ -115,8 +127,9 @@ private:
     alignas(64) float m[2 * kMaxRows], l[2 * kMaxRows], o[2 * kMaxRows * kMaxDim];
     const Partial all{m, l, o};
     const Partial next{m + kMaxRows, l + kMaxRows, o + kMaxRows * shape_.head_dim};
+    const bool cached = is_cached(step, plan, index);
     for (int c = 0; c < item.num_chunks; ++c) {
-      const Part part{&item, item.first_chunk + c};
+      const Part part{&item, item.first_chunk + c, cached};
       attend_chunk(step, part, c + 1 < item.num_chunks ? Part{&item, part.chunk + 1} : end, c ? next : all);
       if (c)
         merge(step, item, all, next);
@@ -155,6 +168,7 @@ private:
     args.first = first;
     args.last = last;
     args.pages = pages;
+    args.cached = part.cached;
     args.base = base;
     args.scale = spec_.scale;
     args.m = to.m;
