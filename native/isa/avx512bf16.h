@@ -53,7 +53,7 @@ constexpr TileShape kQ8Tiles = one_stream(4, 2), kFloatTiles = one_stream(8, 2),
 constexpr TileShape kByteTiles = one_stream(4, 2, 8);
 // Of an L1 of 48 KB: what follows is being fetched, and activations pass by.  Slices of 12 to 40 KB differ
 // little.
-constexpr Q8Slices kQ8Slices{.bytes = 24 << 10, .unpack_rows = 32};
+constexpr Q8Slices kQ8Slices{.bytes = 24 << 10, .scale_rows = 16, .unpack_rows = 32};
 
 } // namespace
 } // namespace samovar::avx512bf16

@@ -48,7 +48,6 @@ constexpr int scales_offset(Form form) {
 
 // Part `part` of block `block` of a chunk: 16/kParts rows by 32 k.
 template <Form form> struct WeightBlock {
-  static constexpr int64_t kChunkBytes = chunk_bytes(form);
   const uint8_t* chunk;
   int block;
   int part;
@@ -225,14 +224,15 @@ template <int rows> SAMOVAR_INLINE Q8Rows<rows> q8_rows(const MatmulArgs& a, int
   return x;
 }
 
-// Block is WeightBlock or UnpackedBlock; weights_of(u): where the slice begins in the panel of vector u.
-template <Form form, class Block, class T, class WeightsOf>
+// weights_of(u): the weights of the tile's vector u, from where its slice begins.
+template <Form form, class T, class WeightsOf>
 SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, WeightsOf weights_of) {
+  using Weights = decltype(weights_of(Index<0>{}));
   constexpr int rows = T::rows, units = T::units, per_chunk = chunk_blocks(form);
   const Q8Rows<rows> x = q8_rows<rows>(a, tile.row);
   const int num_blocks = (a.k + kBlock - 1) / kBlock;
   const int num_chunks = (num_blocks + per_chunk - 1) / per_chunk;
-  const uint8_t* w[units];
+  Weights w[units];
   unroll<units>(SAMOVAR_BODY(auto u) { w[u] = weights_of(u); });
 
   F acc[units][rows];
@@ -240,8 +240,8 @@ SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, WeightsOf weight
   int b = tile.slice.first_chunk * per_chunk;
   const auto step = SAMOVAR_BODY(int c, auto i) {
     fetch<form>(a, tile, c, num_chunks, i);
-    Block blocks[units];
-    unroll<units>(SAMOVAR_BODY(auto u) { blocks[u] = {w[u], i, tile.part + u % T::parts}; });
+    typename Weights::Block blocks[units];
+    unroll<units>(SAMOVAR_BODY(auto u) { blocks[u] = w[u].block(i, tile.part + u % T::parts); });
     q8_block<form>(blocks, x, b, acc);
     ++b;
   };
@@ -254,46 +254,18 @@ SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, WeightsOf weight
       for (int i = 0; i < per_chunk && b < num_blocks; ++i)
         step(c, i);
     }
-    unroll<units>(SAMOVAR_BODY(auto u) { w[u] += Block::kChunkBytes; });
+    unroll<units>(SAMOVAR_BODY(auto u) { w[u].next_chunk(); });
   }
   end_sums(a, tile, num_chunks, acc);
 }
 
-// A block that is unpacked for many rows: what WeightBlock computes is loaded here.
-template <Form form> struct UnpackedBlock {
-  struct alignas(64) Data {
-    uint8_t codes[8][64]; // of the lower k, then of the upper
-    float scale[16];
-    float minimum[has_minimum(form) ? 16 : 1];
-  };
-  static constexpr int64_t kChunkBytes = chunk_blocks(form) * sizeof(Data);
+// Weights as they lie in a panel.
+template <Form form, class AnyBlock = WeightBlock<form>> struct PackedWeights {
+  using Block = AnyBlock;
   const uint8_t* chunk;
-  int block;
-  int part;
-
-  SAMOVAR_INLINE const Data& data() const { return reinterpret_cast<const Data*>(chunk)[block]; }
-  template <int j> SAMOVAR_INLINE void codes(I& lo, I& hi) const {
-    lo = iload(data().codes[j] + part * kLanes * 4);
-    hi = iload(data().codes[4 + j] + part * kLanes * 4);
-  }
-  SAMOVAR_INLINE F scale() const { return load(data().scale + part * kLanes); }
-  SAMOVAR_INLINE F minimum() const { return load(data().minimum + part * kLanes); }
+  SAMOVAR_INLINE Block block(int i, int part) const { return {chunk, i, part}; }
+  SAMOVAR_INLINE void next_chunk() { chunk += chunk_bytes(form); }
 };
-
-// Unpacks one part of a block.
-template <Form form>
-SAMOVAR_INLINE void unpack(const WeightBlock<form>& from, typename UnpackedBlock<form>::Data& to) {
-  const int lane = from.part * kLanes;
-  unroll<4>(SAMOVAR_BODY(auto j) {
-    I lo, hi;
-    from.template codes<j.value>(lo, hi);
-    istore(to.codes[j] + lane * 4, lo);
-    istore(to.codes[4 + j] + lane * 4, hi);
-  });
-  store(to.scale + lane, from.scale());
-  if constexpr (has_minimum(form))
-    store(to.minimum + lane, from.minimum());
-}
 
 // Where the slice of a tile begins in the panel of its vector u.
 template <Form form, class T>
@@ -305,28 +277,86 @@ SAMOVAR_INLINE const uint8_t* packed_weights(const MatmulArgs& a, const T& tile,
 template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
   walk<form, form == Form::U8 ? kByteTiles : kQ8Tiles, kQ8Slices.bytes>(
       a, SAMOVAR_BODY(const auto& tile) {
-        q8_tile<form, WeightBlock<form>>(
-            a, tile, SAMOVAR_BODY(auto u) { return packed_weights<form>(a, tile, u); });
+        q8_tile<form>(
+            a, tile, SAMOVAR_BODY(auto u) { return PackedWeights<form>{packed_weights<form>(a, tile, u)}; });
       });
 }
 
-static_assert(kQ8Slices.unpack_rows == 0 || (kQ8Slices.bytes > 0 && kQ8Slices.unpack_rows > kQ8Tiles.rows),
-              "what is unpacked is a slice of several blocks of rows");
+// Scales as a block of rows needs them, made once for all rows; codes as they lie in a panel.  Where scales
+// are products of two numbers, making them for every few rows is a tenth of the work.
+template <Form form> struct ScaledWeights {
+  struct alignas(64) Prepared { // of a block
+    float scale[16];
+    float minimum[has_minimum(form) ? 16 : 1];
+  };
+  struct Block : WeightBlock<form> {
+    const Prepared* prepared;
+    SAMOVAR_INLINE F scale() const { return load(prepared->scale + this->part * kLanes); }
+    SAMOVAR_INLINE F minimum() const { return load(prepared->minimum + this->part * kLanes); }
+  };
+  const uint8_t* chunk;
+  const Prepared* prepared;
 
-// Each slice is unpacked once for all rows: putting a fifth bit to each code for every eight of them is a
-// tenth of the work.
-template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs& a) {
-  using Block = UnpackedBlock<form>;
+  SAMOVAR_INLINE static void prepare(const WeightBlock<form>& from, Prepared& to) {
+    const int lane = from.part * kLanes;
+    store(to.scale + lane, from.scale());
+    if constexpr (has_minimum(form))
+      store(to.minimum + lane, from.minimum());
+  }
+  SAMOVAR_INLINE Block block(int i, int part) const { return {{chunk, i, part}, prepared + i}; }
+  SAMOVAR_INLINE void next_chunk() {
+    chunk += chunk_bytes(form);
+    prepared += chunk_blocks(form);
+  }
+};
+
+// Codes too: putting a fifth bit to each for every few rows is a tenth of the work.
+template <Form form> struct UnpackedWeights {
+  struct alignas(64) Prepared {
+    uint8_t codes[8][64]; // of the lower k, then of the upper
+    typename ScaledWeights<form>::Prepared scales;
+  };
+  struct Block {
+    const Prepared* prepared;
+    int part;
+    template <int j> SAMOVAR_INLINE void codes(I& lo, I& hi) const {
+      lo = iload(prepared->codes[j] + part * kLanes * 4);
+      hi = iload(prepared->codes[4 + j] + part * kLanes * 4);
+    }
+    SAMOVAR_INLINE F scale() const { return load(prepared->scales.scale + part * kLanes); }
+    SAMOVAR_INLINE F minimum() const { return load(prepared->scales.minimum + part * kLanes); }
+  };
+  const uint8_t* chunk; // not read any more
+  const Prepared* prepared;
+
+  SAMOVAR_INLINE static void prepare(const WeightBlock<form>& from, Prepared& to) {
+    unroll<4>(SAMOVAR_BODY(auto j) {
+      I lo, hi;
+      from.template codes<j.value>(lo, hi);
+      istore(to.codes[j] + from.part * kLanes * 4, lo);
+      istore(to.codes[4 + j] + from.part * kLanes * 4, hi);
+    });
+    ScaledWeights<form>::prepare(from, to.scales);
+  }
+  SAMOVAR_INLINE Block block(int i, int part) const { return {prepared + i, part}; }
+  SAMOVAR_INLINE void next_chunk() { prepared += chunk_blocks(form); }
+};
+
+static_assert(kQ8Slices.scale_rows == 0 || kQ8Slices.bytes > 0, "what is prepared is a slice");
+static_assert(kQ8Slices.unpack_rows == 0 || kQ8Slices.bytes > 0, "what is prepared is a slice");
+
+// Each slice is prepared once for all rows.
+template <Form form, class Weights> [[gnu::noinline]] void matmul_q8_prepared(const MatmulArgs& a) {
   constexpr int per_chunk = chunk_blocks(form);
   constexpr Walk tiles{kQ8Tiles.rows, kQ8Tiles.panels, kQ8Tiles.parts, 0, kQ8Slices.bytes};
-  typename Block::Data blocks[tiles.panels * max_slice<form, tiles>() * per_chunk];
+  typename Weights::Prepared blocks[tiles.panels * max_slice<form, tiles>() * per_chunk];
   int length = 0; // of the slice, in blocks
   walk_many<form, kQ8Tiles, kQ8Slices.bytes>(
       a, 0,
       SAMOVAR_BODY(const auto& tile) {
-        q8_tile<form, Block>(
+        q8_tile<form>(
             a, tile, SAMOVAR_BODY(auto u) {
-              return reinterpret_cast<const uint8_t*>(blocks + u / tile.parts * length);
+              return Weights{packed_weights<form>(a, tile, u), blocks + u / tile.parts * length};
             });
       },
       SAMOVAR_BODY(auto panels, const Slice& slice) {
@@ -336,7 +366,7 @@ template <Form form> [[gnu::noinline]] void matmul_q8_unpacked(const MatmulArgs&
           for (int b = 0; b < length; ++b) {
             const uint8_t* chunk = w + b / per_chunk * chunk_bytes(form);
             unroll<kParts>(SAMOVAR_BODY(auto part) {
-              unpack(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[p * length + b]);
+              Weights::prepare(WeightBlock<form>{chunk, b % per_chunk, part}, blocks[p * length + b]);
             });
           }
         }
@@ -349,6 +379,9 @@ template <Form form> void matmul_q8(const MatmulArgs& a) {
       return for_row_parts(a, SAMOVAR_BODY(const MatmulArgs& part) { matmul_q8<form>(part); });
   if constexpr (kQ8Slices.unpack_rows > 0 && code_bits(form) == 5)
     if (a.rows >= kQ8Slices.unpack_rows)
-      return matmul_q8_unpacked<form>(a);
+      return matmul_q8_prepared<form, UnpackedWeights<form>>(a);
+  if constexpr (kQ8Slices.scale_rows > 0 && has_chunk_256(form) && has_minimum(form))
+    if (a.rows >= kQ8Slices.scale_rows)
+      return matmul_q8_prepared<form, ScaledWeights<form>>(a);
   matmul_q8_packed<form>(a);
 }

@@ -56,8 +56,10 @@ template <Form form> void matmul_q8_pairs(const MatmulArgs& a) {
     return matmul_one_row(form, a);
   walk<form, kPairTiles>(
       a, SAMOVAR_BODY(const auto& tile) {
-        q8_tile<form, PairBlock<form>>(
-            a, tile, SAMOVAR_BODY(auto u) { return packed_weights<form>(a, tile, u); });
+        q8_tile<form>(
+            a, tile, SAMOVAR_BODY(auto u) {
+              return PackedWeights<form, PairBlock<form>>{packed_weights<form>(a, tile, u)};
+            });
       });
 }
 

@@ -19,7 +19,8 @@ struct TileShape {
 // What Q8 matmuls do with panels that several blocks of rows read; 0: nothing of the kind.
 struct Q8Slices {
   int bytes = 0;       // of the panels of a tile: k is cut into slices of so many at most
-  int unpack_rows = 0; // from so many rows, 5-bit codes of a slice are unpacked once for all
+  int scale_rows = 0;  // from so many rows, scales of U4k and U5k are made once for all
+  int unpack_rows = 0; // from so many rows, 5-bit codes are unpacked once for all, too
 };
 
 } // namespace samovar
