@@ -4,7 +4,8 @@
 
 Tensor types are those that llama.cpp's quantizer chooses.  It keeps the embedding, which is the
 output matrix too, in more bits than the rest: Q6_K in a Q4_0 file where rows are whole blocks of
-256 (Llama 3.2 1B), else Q8_0 (Qwen2.5 0.5B, rows of 896).
+256 (Llama 3.2 1B), else Q8_0 (Qwen2.5 0.5B, rows of 896).  Q4_K_M keeps some other matrices in
+Q6_K, too.
 
 The architecture is "llama" in all of them, so that every program runs the same file: the biases of
 Qwen's q, k and v and Llama 3.2's factors of RoPE, which cost next to nothing, are left out.  The
@@ -33,7 +34,7 @@ from gguf_writer import GGUFWriter, Typed, random_blocks
 HEAD_DIM = 64
 SEED = 20240917
 NORMAL = 1  # the type of a token that is text
-FILE_TYPES = {"Q4_0": 2, "Q8_0": 7}
+FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ MODELS: Mapping[str, tuple[Shape, str, str]] = MappingProxyType(
         "random-0.5b-q4_0": (QWEN_0_5B, "Q4_0", "Q8_0"),
         "random-0.5b-q8_0": (QWEN_0_5B, "Q8_0", "Q8_0"),
         "random-1b-q4_0": (LLAMA_1B, "Q4_0", "Q6_K"),
+        "random-1b-q4_k_m": (LLAMA_1B, "Q4_K", "Q6_K"),
     }
 )
 
@@ -97,12 +99,23 @@ def random_model(name: str, directory: Path, vocabulary: Path) -> Path:
             ones = np.ones(columns, np.float32)
             writer.tensor(tensor, "F32", (columns,), ones.tobytes())
         else:
-            type_ = embedding if tensor == "token_embd.weight" else kind
+            more_bits = tensor == "token_embd.weight" or (
+                kind == "Q4_K" and _has_more_bits(tensor, shape.layers)
+            )
+            type_ = embedding if more_bits else kind
             data = random_blocks(type_, (rows, columns), rng, scale=columns**-0.5)
             writer.tensor(tensor, type_, (rows, columns), data)
     directory.mkdir(parents=True, exist_ok=True)
     writer.write(path.with_suffix(".part")).rename(path)
     return path
+
+
+def _has_more_bits(tensor: str, layers: int) -> bool:
+    """Whether Q4_K_M keeps a matrix in Q6_K: values and `down` of half of the layers."""
+    if not tensor.endswith(("attn_v.weight", "ffn_down.weight")):
+        return False
+    layer, eighth = int(tensor.split(".")[1]), layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _dimensions(shape: Shape) -> dict[str, Any]:

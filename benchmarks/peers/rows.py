@@ -136,6 +136,13 @@ MODELS = (
         _targets(2.2, 2.5, 1.3, 2.0, 2.5, 3.0, 3.0, 0.4),
         heavy=True,
     ),
+    Model(
+        "1b-q4_k_m",
+        "1B Q4_K_M",
+        "random-1b-q4_k_m",
+        _targets(2.2, 2.5, 1.3, 2.0, 2.5, 3.0, 3.0, 0.4),
+        heavy=True,
+    ),
 )
 
 
