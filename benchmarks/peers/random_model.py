@@ -55,7 +55,7 @@ class Shape:
 QWEN_0_5B = Shape(24, 896, 14, 2, 4864, 151936, 1e6, 1e-6, 32768)
 LLAMA_1B = Shape(16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5, 131072)
 
-# name: dimensions, type of matrices, type of the embedding
+# name: dimensions, type of matrices, type of the embedding and of what has more bits, too
 MODELS: Mapping[str, tuple[Shape, str, str]] = MappingProxyType(
     {
         "random-0.5b-q4_0": (QWEN_0_5B, "Q4_0", "Q8_0"),
@@ -83,7 +83,7 @@ def random_model(name: str, directory: Path, vocabulary: Path) -> Path:
     path = directory / f"{name}.gguf"
     if path.exists():
         return path
-    shape, kind, embedding = MODELS[name]
+    shape, kind, finer = MODELS[name]
     writer = GGUFWriter(
         {
             **_dimensions(shape),
@@ -102,7 +102,7 @@ def random_model(name: str, directory: Path, vocabulary: Path) -> Path:
             more_bits = tensor == "token_embd.weight" or (
                 kind == "Q4_K" and _has_more_bits(tensor, shape.layers)
             )
-            type_ = embedding if more_bits else kind
+            type_ = finer if more_bits else kind
             data = random_blocks(type_, (rows, columns), rng, scale=columns**-0.5)
             writer.tensor(tensor, type_, (rows, columns), data)
     directory.mkdir(parents=True, exist_ok=True)

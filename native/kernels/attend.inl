@@ -43,6 +43,10 @@ struct Ahead {
     __builtin_prefetch(soon + (at - from), 0, 3);
     __builtin_prefetch(later + (at - from), 0, 2);
   }
+  SAMOVAR_INLINE void call_for(int64_t bytes) const {
+    for (int64_t i = 0; i < bytes; i += 64)
+      (*this)(from + i);
+  }
 };
 
 // Whether vector `unit` of a tile begins a line of memory.
@@ -206,8 +210,7 @@ SAMOVAR_INLINE void for_keys(const AttendArgs& a, int page, int end, Body body) 
     const Ahead ahead{keys, a.pages[p + 1 < end ? p + 1 : p], keys + half};
     if constexpr (type == KvType::Q8) {
       if (!a.cached)
-        for (int64_t i = 0; i < half; i += 64)
-          ahead(keys + i);
+        ahead.call_for(half);
       widen_keys(keys, a.hd, widened);
       body(p, widened, FetchNothing{});
     } else
@@ -226,8 +229,7 @@ SAMOVAR_INLINE void for_values(const AttendArgs& a, int page, int end, Body body
                       p - page < a.num_next ? a.next[p - page] : values};
     if constexpr (type == KvType::Q8) {
       if (!a.cached)
-        for (int64_t i = 0; i < half; i += 64)
-          ahead(values + i);
+        ahead.call_for(half);
       widen_values(values, a.hd, widened);
       body(p, widened, FetchNothing{});
     } else

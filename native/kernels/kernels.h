@@ -70,7 +70,7 @@ struct AttendArgs {
   int num_pages;               // 1..16
   const uint8_t* const* next;  // pages that the caller attends to next: their keys may be fetched
   int num_next;                // 0..16
-  bool cached;                 // whether the pages were just read: none is fetched ahead
+  bool cached;                 // whether all pages were just read: none is fetched ahead, nor are `next`
   int32_t base;                // position of the chunk's first token, a multiple of 512
   float scale;                 // above 0
   float* m;                    // rows

@@ -33,6 +33,11 @@ template <int offset> SAMOVAR_INLINE I offset_start(I minus_sum) {
 constexpr bool has_minimum(Form form) {
   return form == Form::U4m || form == Form::U5m || form == Form::U4k || form == Form::U5k;
 }
+// Whether a block's scale and minimum are products of two numbers.  Those of U6 are left to each block of
+// rows, which has its integer scales to widen all the same.
+constexpr bool has_scale_products(Form form) {
+  return form == Form::U4k || form == Form::U5k;
+}
 constexpr int nibble_bytes(Form form) {
   return form == Form::U8 ? 512 : 256;
 } // of a block
@@ -260,8 +265,8 @@ SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, WeightsOf weight
 }
 
 // Weights as they lie in a panel.
-template <Form form, class AnyBlock = WeightBlock<form>> struct PackedWeights {
-  using Block = AnyBlock;
+template <Form form, class BlockType = WeightBlock<form>> struct PackedWeights {
+  using Block = BlockType;
   const uint8_t* chunk;
   SAMOVAR_INLINE Block block(int i, int part) const { return {chunk, i, part}; }
   SAMOVAR_INLINE void next_chunk() { chunk += chunk_bytes(form); }
@@ -282,8 +287,8 @@ template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
       });
 }
 
-// Scales as a block of rows needs them, made once for all rows; codes as they lie in a panel.  Where scales
-// are products of two numbers, making them for every few rows is a tenth of the work.
+// Scales as a block of rows needs them, made once for all rows; codes as they lie in a panel.  Making
+// products of two numbers for every few rows is a tenth of the work.
 template <Form form> struct ScaledWeights {
   struct alignas(64) Prepared { // of a block
     float scale[16];
@@ -297,6 +302,9 @@ template <Form form> struct ScaledWeights {
   const uint8_t* chunk;
   const Prepared* prepared;
 
+  SAMOVAR_INLINE static ScaledWeights at(const uint8_t* chunk, const Prepared* prepared) {
+    return {chunk, prepared};
+  }
   SAMOVAR_INLINE static void prepare(const WeightBlock<form>& from, Prepared& to) {
     const int lane = from.part * kLanes;
     store(to.scale + lane, from.scale());
@@ -326,9 +334,9 @@ template <Form form> struct UnpackedWeights {
     SAMOVAR_INLINE F scale() const { return load(prepared->scales.scale + part * kLanes); }
     SAMOVAR_INLINE F minimum() const { return load(prepared->scales.minimum + part * kLanes); }
   };
-  const uint8_t* chunk; // not read any more
   const Prepared* prepared;
 
+  SAMOVAR_INLINE static UnpackedWeights at(const uint8_t*, const Prepared* prepared) { return {prepared}; }
   SAMOVAR_INLINE static void prepare(const WeightBlock<form>& from, Prepared& to) {
     unroll<4>(SAMOVAR_BODY(auto j) {
       I lo, hi;
@@ -342,11 +350,11 @@ template <Form form> struct UnpackedWeights {
   SAMOVAR_INLINE void next_chunk() { prepared += chunk_blocks(form); }
 };
 
-static_assert(kQ8Slices.scale_rows == 0 || kQ8Slices.bytes > 0, "what is prepared is a slice");
-static_assert(kQ8Slices.unpack_rows == 0 || kQ8Slices.bytes > 0, "what is prepared is a slice");
-
-// Each slice is prepared once for all rows.
-template <Form form, class Weights> [[gnu::noinline]] void matmul_q8_prepared(const MatmulArgs& a) {
+// Each slice is prepared once for all rows, which are at least `from_rows`.
+template <Form form, class Weights, int from_rows>
+[[gnu::noinline]] void matmul_q8_prepared(const MatmulArgs& a) {
+  static_assert(kQ8Slices.bytes > 0 && from_rows > kQ8Tiles.rows,
+                "k is cut where several blocks of rows are");
   constexpr int per_chunk = chunk_blocks(form);
   constexpr Walk tiles{kQ8Tiles.rows, kQ8Tiles.panels, kQ8Tiles.parts, 0, kQ8Slices.bytes};
   typename Weights::Prepared blocks[tiles.panels * max_slice<form, tiles>() * per_chunk];
@@ -356,7 +364,7 @@ template <Form form, class Weights> [[gnu::noinline]] void matmul_q8_prepared(co
       SAMOVAR_BODY(const auto& tile) {
         q8_tile<form>(
             a, tile, SAMOVAR_BODY(auto u) {
-              return Weights{packed_weights<form>(a, tile, u), blocks + u / tile.parts * length};
+              return Weights::at(packed_weights<form>(a, tile, u), blocks + u / tile.parts * length);
             });
       },
       SAMOVAR_BODY(auto panels, const Slice& slice) {
@@ -379,9 +387,9 @@ template <Form form> void matmul_q8(const MatmulArgs& a) {
       return for_row_parts(a, SAMOVAR_BODY(const MatmulArgs& part) { matmul_q8<form>(part); });
   if constexpr (kQ8Slices.unpack_rows > 0 && code_bits(form) == 5)
     if (a.rows >= kQ8Slices.unpack_rows)
-      return matmul_q8_prepared<form, UnpackedWeights<form>>(a);
-  if constexpr (kQ8Slices.scale_rows > 0 && has_chunk_256(form) && has_minimum(form))
+      return matmul_q8_prepared<form, UnpackedWeights<form>, kQ8Slices.unpack_rows>(a);
+  if constexpr (kQ8Slices.scale_rows > 0 && has_scale_products(form))
     if (a.rows >= kQ8Slices.scale_rows)
-      return matmul_q8_prepared<form, ScaledWeights<form>>(a);
+      return matmul_q8_prepared<form, ScaledWeights<form>, kQ8Slices.scale_rows>(a);
   matmul_q8_packed<form>(a);
 }

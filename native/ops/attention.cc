@@ -12,8 +12,9 @@ namespace {
 constexpr int kMaxRows = AttentionPlan::kMaxAttendRows;
 constexpr int kMaxDim = 256;
 constexpr int kChunkPages = kContextChunk / kPageTokens;
-constexpr int64_t kCachedBytes = int64_t{4} << 20; // of a context that stays near a core from item to item
-constexpr uint32_t kBf16Infinity = 0x7f7f8000;     // what is less stays finite when rounded to bf16
+// Of keys and values that one item reads: L3 gives them as fast as calls for them would, and holds so many.
+constexpr int64_t kNearBytes = int64_t{4} << 20;
+constexpr uint32_t kBf16Infinity = 0x7f7f8000; // what is less stays finite when rounded to bf16
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Phase 0 stores keys and values, unless phase 1 does so when it attends; phase 2 folds chunks that
@@ -95,14 +96,16 @@ private:
                                                                  step.cache->page(spec_.layer, block, h));
   }
 
-  // Whether the item before, which the same worker mostly did, read the same context.
-  bool is_cached(const Step& step, const AttentionPlan& plan, size_t index) const {
-    const AttentionPlan::Item& item = plan.attend()[index];
-    if (index == 0 || item.partial >= 0)
-      return false;
-    const AttentionPlan::Item& before = plan.attend()[index - 1];
-    return before.seq == item.seq && before.kv_head == item.kv_head &&
-           item.num_chunks * kChunkPages * kv_page_bytes(step.cache->type(), shape_.head_dim) <= kCachedBytes;
+  // Whether the context of an item was just read for the item before, mostly by the same worker, is read for
+  // the one after, and is near.
+  bool is_cached(const AttentionPlan& plan, size_t index, KvType type) const {
+    const auto items = plan.attend();
+    const AttentionPlan::Item& item = items[index];
+    const auto shares = [&](const AttentionPlan::Item& other) {
+      return other.seq == item.seq && other.kv_head == item.kv_head;
+    };
+    return index > 0 && index + 1 < items.size() && shares(items[index - 1]) && shares(items[index + 1]) &&
+           item.num_chunks * kChunkPages * kv_page_bytes(type, shape_.head_dim) <= kNearBytes;
   }
 
   // A chunk of an item.
@@ -127,7 +130,7 @@ private:
     alignas(64) float m[2 * kMaxRows], l[2 * kMaxRows], o[2 * kMaxRows * kMaxDim];
     const Partial all{m, l, o};
     const Partial next{m + kMaxRows, l + kMaxRows, o + kMaxRows * shape_.head_dim};
-    const bool cached = is_cached(step, plan, index);
+    const bool cached = is_cached(plan, index, step.cache->type());
     for (int c = 0; c < item.num_chunks; ++c) {
       const Part part{&item, item.first_chunk + c, cached};
       attend_chunk(step, part, c + 1 < item.num_chunks ? Part{&item, part.chunk + 1} : end, c ? next : all);

@@ -126,7 +126,7 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
   run(256, 80, 52, 2);
   for (int rows : {16, 33, 47, 64, 131}) // the blocks of matrix tiles, whole and not
     run(rows % 2 ? 608 : 256, rows == 131 ? 24 : 72, rows, rows % 3 == 0);
-  for (int rows : {6, 31, 32}) // slices of k, whole and not, unpacked for many rows or read as they are
+  for (int rows : {6, 31, 32}) // slices of k, whole and not, prepared for many rows or read as they are
     for (int k : {96, 2048, 2080})
       run(k, 40, rows, k == 2048 ? 0 : 3);
   for (int k : {1280, 1344, 1472}) // the longest slices of some forms
