@@ -102,7 +102,8 @@ def _targets(*ratios: float) -> Mapping[str, float]:
     return MappingProxyType(dict(zip(ROWS, ratios, strict=True)))
 
 
-LIKE_1B = _targets(2.2, 2.5, 1.3, 2.0, 2.5, 3.0, 3.0, 0.4)
+_TARGETS_1B = _targets(2.2, 2.5, 1.3, 2.0, 2.5, 3.0, 3.0, 0.4)
+
 MODELS = (
     Model(
         "smollm2",
@@ -134,14 +135,14 @@ MODELS = (
         "1b-q4_0",
         "1B Q4_0",
         "random-1b-q4_0",
-        LIKE_1B,
+        _TARGETS_1B,
         heavy=True,
     ),
     Model(
         "1b-q4_k_m",
         "1B Q4_K_M",
         "random-1b-q4_k_m",
-        LIKE_1B,
+        _TARGETS_1B,
         heavy=True,
     ),
 )
