@@ -163,7 +163,7 @@ nb::list profile(Runner& runner, std::optional<bool> enabled) {
   nb::list result;
   for (const Runner::Profile& p : runner.profile()) {
     nb::dict entry;
-    entry["kind"] = p.kind;
+    entry["kind"] = *p.kind;
     entry["origin"] = *p.origin;
     entry["calls"] = p.calls;
     entry["ns"] = p.ns;

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace samovar {
 
@@ -61,13 +63,14 @@ struct Step {
 // any worker may take in any order; results never depend on who computes what.
 class Op {
 public:
-  Op(const char* kind, std::string origin) : kind_(kind), origin_(std::move(origin)) {}
+  Op(std::string kind, std::string origin) : kind_(std::move(kind)), origin_(std::move(origin)) {}
   Op(const Op&) = delete;
   Op& operator=(const Op&) = delete;
   virtual ~Op() = default;
 
-  const char* kind() const { return kind_; }
-  const std::string& origin() const { return origin_; } // the model file's line
+  // What it does, and the model file's line; lists, if it does several things.
+  const std::string& kind() const { return kind_; }
+  const std::string& origin() const { return origin_; }
 
   virtual int phases() const { return 1; }
   // Bytes that one work item needs for itself.
@@ -77,36 +80,79 @@ public:
   virtual int64_t items(const Step& step, int phase) const noexcept = 0;
   virtual void run(const Step& step, int phase, int64_t item, uint8_t* scratch) const noexcept = 0;
 
+protected:
+  void append(const char* kind, const std::string& origin) {
+    kind_ += std::string(", ") + kind;
+    origin_ += ", " + origin;
+  }
+
+private:
+  std::string kind_, origin_;
+};
+
+// An operation that treats each row alone: row `row` of its output depends on that row of its inputs, and on
+// the step.  It runs as a part of a chain.
+class RowOp {
+public:
+  RowOp(const char* kind, std::string origin, RowKind rows, int cols)
+      : kind_(kind), origin_(std::move(origin)), rows_(rows), cols_(cols) {}
+  RowOp(const RowOp&) = delete;
+  RowOp& operator=(const RowOp&) = delete;
+  virtual ~RowOp() = default;
+
+  const char* kind() const { return kind_; }
+  const std::string& origin() const { return origin_; }
+  RowKind rows() const { return rows_; }
+  int cols() const { return cols_; }
+
+  virtual int64_t scratch_bytes() const { return 0; }
+  virtual void run_row(const Step& step, int row, uint8_t* scratch) const noexcept = 0;
+
 private:
   const char* kind_;
   std::string origin_;
+  RowKind rows_;
+  int cols_;
 };
 
-// An operation that treats each row alone.  A few rows are one item, which costs no barrier.
-class RowOp : public Op {
+// Row operations that follow each other: a row goes through all of them while it is in the cache, and no
+// worker waits for others in between.  A few rows are one item, which costs no barrier.
+class RowChain final : public Op {
 public:
-  RowOp(const char* kind, std::string origin, RowKind rows, int cols)
-      : Op(kind, std::move(origin)), rows_(rows), item_rows_(std::max(1, kItemElements / cols)) {}
+  explicit RowChain(std::unique_ptr<RowOp> op) : Op(op->kind(), op->origin()) { add(std::move(op)); }
 
+  RowKind rows() const { return links_.front()->rows(); }
+  void append(std::unique_ptr<RowOp> op) {
+    Op::append(op->kind(), op->origin());
+    add(std::move(op));
+  }
+
+  int64_t scratch_bytes() const override { return scratch_bytes_; }
   int64_t items(const Step& step, int) const noexcept override {
-    return (step.num_rows(rows_) + item_rows_ - 1) / item_rows_;
+    const int rows = item_rows();
+    return (step.num_rows(this->rows()) + rows - 1) / rows;
   }
   void run(const Step& step, int, int64_t item, uint8_t* scratch) const noexcept override {
-    const int begin = static_cast<int>(item) * item_rows_;
-    const int end = std::min(begin + item_rows_, step.num_rows(rows_));
+    const int begin = static_cast<int>(item) * item_rows();
+    const int end = std::min(begin + item_rows(), step.num_rows(rows()));
     for (int r = begin; r < end; ++r)
-      run_row(step, r, scratch);
+      for (const auto& op : links_)
+        op->run_row(step, r, scratch);
   }
 
-protected:
-  virtual void run_row(const Step& step, int row, uint8_t* scratch) const noexcept = 0;
-  RowKind rows() const { return rows_; }
-
 private:
-  static constexpr int kItemElements = 4096; // about 1 us of work
+  static constexpr int64_t kItemElements = 4096; // about 1 us of work
 
-  RowKind rows_;
-  int item_rows_;
+  void add(std::unique_ptr<RowOp> op) {
+    cols_ += op->cols();
+    scratch_bytes_ = std::max(scratch_bytes_, op->scratch_bytes());
+    links_.push_back(std::move(op));
+  }
+  int item_rows() const { return static_cast<int>(std::max<int64_t>(1, kItemElements / cols_)); }
+
+  std::vector<std::unique_ptr<RowOp>> links_;
+  int64_t cols_ = 0; // of all
+  int64_t scratch_bytes_ = 0;
 };
 
 // Whether the magnitude of every value is below the one with these bits.

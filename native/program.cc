@@ -152,9 +152,42 @@ void Adding::check_overlaps() const {
   }
 }
 
+bool Adding::can_join(const RowOp& op) const {
+  if (program_.chain_ == nullptr || program_.chain_->rows() != op.rows())
+    return false;
+  // Rows that it has already written must not lie where the others have yet to read or write theirs.
+  return std::ranges::all_of(outputs_, [&](const Operand& out) {
+    const Buffer& to = program_.buffers_[static_cast<size_t>(out.id)].buffer;
+    return std::ranges::all_of(program_.chain_uses_, [&](int id) {
+      return id == out.id || !program_.overlap(to, program_.buffers_[static_cast<size_t>(id)].buffer);
+    });
+  });
+}
+
 void Adding::finish(std::unique_ptr<Op> op) {
   check_overlaps();
   program_.ops_.push_back(std::move(op));
+  program_.chain_ = nullptr;
+  note_outputs();
+}
+
+void Adding::finish(std::unique_ptr<RowOp> op) {
+  check_overlaps();
+  if (can_join(*op)) {
+    program_.chain_->append(std::move(op));
+  } else {
+    auto chain = std::make_unique<RowChain>(std::move(op));
+    program_.chain_ = chain.get();
+    program_.chain_uses_.clear();
+    program_.ops_.push_back(std::move(chain));
+  }
+  for (const auto& operands : {inputs_, outputs_})
+    for (const Operand& operand : operands)
+      program_.chain_uses_.push_back(operand.id);
+  note_outputs();
+}
+
+void Adding::note_outputs() {
   program_.checked_ = checked_;
   if (vocab_ > 0)
     program_.vocab_ = program_.vocab_ > 0 ? std::min(program_.vocab_, vocab_) : vocab_;

@@ -61,6 +61,8 @@ private:
   Buffer logits_{};
   std::vector<Declared> buffers_;
   std::vector<std::unique_ptr<Op>> ops_;
+  RowChain* chain_ = nullptr;   // the last operation, if more can join it
+  std::vector<int> chain_uses_; // its buffers
   std::vector<AttentionShape> shapes_;
 };
 
@@ -99,6 +101,9 @@ public:
   // Says that the operation marks the rows of this output that are not all finite.
   void checks(int id);
   void finish(std::unique_ptr<Op> op);
+  // Joins the operations before it if these treat each row alone too, on memory that they do not share with
+  // it.
+  void finish(std::unique_ptr<RowOp> op);
 
 private:
   struct Operand {
@@ -112,6 +117,8 @@ private:
   const Program::Declared& declared(const char* name, int id) const;
   void require_type(const char* name, const Buffer& buffer, RowType type) const;
   void check_overlaps() const;
+  bool can_join(const RowOp& op) const;
+  void note_outputs();
 
   Program& program_;
   const char* kind_;

@@ -17,7 +17,7 @@ Runner::Runner(std::shared_ptr<Program> program, std::shared_ptr<KvCache> cache,
     scratch_bytes_ = std::max(scratch_bytes_, round_up(op->scratch_bytes(), 64));
     for (int phase = 0; phase < op->phases(); ++phase)
       phases_.push_back({op.get(), phase, profile_.size()});
-    profile_.push_back({op->kind(), &op->origin()});
+    profile_.push_back({&op->kind(), &op->origin()});
   }
   program_->freeze();
   memory_ = arena_.allocate(program_->buffer_bytes());

@@ -60,7 +60,7 @@ public:
                 const LogprobsOut& out);
 
   struct Profile {
-    const char* kind;
+    const std::string* kind;
     const std::string* origin;
     int64_t calls = 0;
     int64_t ns = 0;

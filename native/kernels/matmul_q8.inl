@@ -132,7 +132,8 @@ template <int rows> struct Q8Rows {
   }
 };
 
-constexpr int sums_of(Form form) { // of a block: the halves of U6 have integer scales of their own
+// Into how many parts a block falls that have integer scales of their own: U6 has one for 16 k.
+constexpr int scaled_parts(Form form) {
   return form == Form::U6 ? 2 : 1;
 }
 
@@ -141,56 +142,73 @@ template <int rows, int count, class Body> SAMOVAR_INLINE void for_sums(Body bod
   unroll<rows * count>(SAMOVAR_BODY(int i) { body(i / count, i % count); });
 }
 
-// The exact sums of one block of 32 k, `count` vectors of weights.  Each broadcast of activations serves all
-// of them: a row needs eight for a vector's eight products, and loads are as scarce as products.
-template <Form form, int count, int rows, class Block>
-SAMOVAR_INLINE void q8_sums(const Block* w, const Q8Rows<rows>& x, int b,
-                            I (&sums)[sums_of(form)][count][rows]) {
-  using Sum = Dot<code_bits(form)>;
-  constexpr int offset = code_offset(form), upper = sums_of(form) - 1;
-  Sum sum[sums_of(form)][count][rows] = {};
-  for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
-    const Q8Block& block = x.block(r, b);
-    if constexpr (upper > 0) {
-      const I both = iset1(block.minus_sum), high = iset1(block.minus_sum_hi);
-      sum[0][u][r] = Sum(offset_start<offset>(isub(both, high)));
-      sum[upper][u][r] = Sum(offset_start<offset>(high));
-    } else {
-      sum[0][u][r] = Sum(offset_start<offset>(iset1(block.minus_sum)));
-    }
-  });
-  unroll<4>(SAMOVAR_BODY(auto j) {
-    constexpr int steps = upper > 0 ? 1 : 2; // of one sum with each j
-    I lo[count], hi[count];
-    unroll<count>(SAMOVAR_BODY(int u) { w[u].template codes<j.value>(lo[u], hi[u]); });
-    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
-      sum[0][u][r].template add<steps * j.value, j.value>(lo[u], x.codes(r, b));
-    });
-    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
-      sum[upper][u][r].template add<steps * j.value + steps - 1, j.value>(hi[u], x.codes(r, b) + 16);
-    });
-  });
-  unroll<upper + 1>(SAMOVAR_BODY(int h) {
-    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) { sums[h][u][r] = sum[h][u][r].total(); });
-  });
+// Where the sum of a row begins.
+template <Form form, int scaled_part> SAMOVAR_INLINE I sums_start(const Q8Block& block) {
+  const int upper = block.minus_sum_hi;
+  const I minus_sum = scaled_parts(form) == 1 ? iset1(block.minus_sum)
+                      : scaled_part == 0      ? isub(iset1(block.minus_sum), iset1(upper))
+                                              : iset1(upper);
+  return offset_start<code_offset(form)>(minus_sum);
 }
 
-// acc[u][r] += what the sums of a block stand for.
-template <Form form, int count, int rows, class Block>
-SAMOVAR_INLINE void add_scaled(const Block* w, const Q8Rows<rows>& x, int b,
-                               const I (&sums)[sums_of(form)][count][rows], F (*acc)[rows]) {
-  F d[count], half[count][2];
-  unroll<count>(SAMOVAR_BODY(int u) {
-    d[u] = w[u].scale();
-    if constexpr (form == Form::U6)
-      unroll<2>(SAMOVAR_BODY(int h) { half[u][h] = w[u].half_scale(h); });
+// The exact sums of a block of 32 k, or of one of its scaled parts, for `count` vectors of weights.  Each
+// broadcast of activations serves all of them: a row needs eight for a vector's eight products, and loads are
+// as scarce as products.
+template <Form form, int scaled_part, int count, int rows, class Block>
+SAMOVAR_INLINE void q8_sums(const Block* w, const Q8Rows<rows>& x, int b, I (&sums)[count][rows]) {
+  using Sum = Dot<code_bits(form)>;
+  constexpr int halves = 2 / scaled_parts(form); // of 16 k
+  Sum sum[count][rows];
+  for_sums<rows, count>(
+      SAMOVAR_BODY(int r, int u) { sum[u][r] = Sum(sums_start<form, scaled_part>(x.block(r, b))); });
+  unroll<4>(SAMOVAR_BODY(auto j) {
+    I codes[2][count];
+    unroll<count>(SAMOVAR_BODY(int u) { w[u].template codes<j.value>(codes[0][u], codes[1][u]); });
+    unroll<halves>(SAMOVAR_BODY(auto i) {
+      constexpr int half = scaled_part + i.value;
+      for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
+        sum[u][r].template add<halves * j.value + i.value, j.value>(codes[half][u],
+                                                                    x.codes(r, b) + 16 * half);
+      });
+    });
   });
+  for_sums<rows, count>(SAMOVAR_BODY(int r, int u) { sums[u][r] = sum[u][r].total(); });
+}
+
+// As many of a tile's vectors as have room in registers for their sums, what these are added to, and weights.
+constexpr int vectors_at_once(Form form, int units, int rows) {
+  int count = units;
+  while (count > 1 && (units % count != 0 ||
+                       scaled_parts(form) * count * rows + units * rows + 2 * count + 3 > kRegisters))
+    --count;
+  return count;
+}
+
+// acc[u][r] += one block of 32 k of `count` vectors.
+template <Form form, int count, int rows, class Block>
+SAMOVAR_INLINE void add_block(const Block* w, const Q8Rows<rows>& x, int b, F (*acc)[rows]) {
+  F total[count][rows]; // with integer scales: below 2^24, so exact
+  unroll<scaled_parts(form)>(SAMOVAR_BODY(auto part) {
+    I sums[count][rows];
+    q8_sums<form, part.value>(w, x, b, sums);
+    F scale[count];
+    if constexpr (scaled_parts(form) > 1)
+      unroll<count>(SAMOVAR_BODY(int u) { scale[u] = w[u].half_scale(part.value); });
+    for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
+      const F sum = to_float(sums[u][r]);
+      if constexpr (scaled_parts(form) == 1)
+        total[u][r] = sum;
+      else if constexpr (part.value == 0)
+        total[u][r] = mul(sum, scale[u]);
+      else
+        total[u][r] = fma(sum, scale[u], total[u][r]);
+    });
+  });
+  F d[count];
+  unroll<count>(SAMOVAR_BODY(int u) { d[u] = w[u].scale(); });
   for_sums<rows, count>(SAMOVAR_BODY(int r, int u) {
-    F sum = to_float(sums[0][u][r]);
-    if constexpr (form == Form::U6) // below 2^24, so exact in float
-      sum = fma(sum, half[u][0], mul(to_float(sums[1][u][r]), half[u][1]));
     F& to = acc[u][r];
-    to = fma(sum, mul(d[u], set1(x.block(r, b).d)), to);
+    to = fma(total[u][r], mul(d[u], set1(x.block(r, b).d)), to);
   });
   if constexpr (has_minimum(form)) {
     F m[count];
@@ -201,24 +219,13 @@ SAMOVAR_INLINE void add_scaled(const Block* w, const Q8Rows<rows>& x, int b,
     });
   }
 }
-
-// As many of a tile's vectors as have room in registers for their sums, what these are added to, and weights.
-constexpr int vectors_at_once(Form form, int units, int rows) {
-  int count = units;
-  while (count > 1 &&
-         (units % count != 0 || sums_of(form) * count * rows + units * rows + 2 * count + 3 > kRegisters))
-    --count;
-  return count;
-}
 // acc[u][r] += one block of 32 k.
 template <Form form, int units, int rows, class Block>
 SAMOVAR_INLINE void q8_block(const Block (&w)[units], const Q8Rows<rows>& x, int b, F (&acc)[units][rows]) {
   constexpr int count = vectors_at_once(form, units, rows);
   unroll<units / count>(SAMOVAR_BODY(auto i) {
     const int first = i * count;
-    I sums[sums_of(form)][count][rows];
-    q8_sums<form, count>(w + first, x, b, sums);
-    add_scaled<form, count>(w + first, x, b, sums, acc + first);
+    add_block<form, count>(w + first, x, b, acc + first);
   });
 }
 
@@ -293,6 +300,7 @@ template <Form form> struct ScaledWeights {
   struct alignas(64) Prepared { // of a block
     float scale[16];
     float minimum[has_minimum(form) ? 16 : 1];
+    float halves[scaled_parts(form)][form == Form::U6 ? 16 : 1];
   };
   struct Block : WeightBlock<form> {
     const Prepared* prepared;
@@ -310,6 +318,8 @@ template <Form form> struct ScaledWeights {
     store(to.scale + lane, from.scale());
     if constexpr (has_minimum(form))
       store(to.minimum + lane, from.minimum());
+    if constexpr (scaled_parts(form) > 1)
+      unroll<2>(SAMOVAR_BODY(int h) { store(to.halves[h] + lane, from.half_scale(h)); });
   }
   SAMOVAR_INLINE Block block(int i, int part) const { return {{chunk, i, part}, prepared + i}; }
   SAMOVAR_INLINE void next_chunk() {
@@ -333,6 +343,9 @@ template <Form form> struct UnpackedWeights {
     }
     SAMOVAR_INLINE F scale() const { return load(prepared->scales.scale + part * kLanes); }
     SAMOVAR_INLINE F minimum() const { return load(prepared->scales.minimum + part * kLanes); }
+    SAMOVAR_INLINE F half_scale(int half) const {
+      return load(prepared->scales.halves[half] + part * kLanes);
+    }
   };
   const Prepared* prepared;
 
@@ -385,7 +398,7 @@ template <Form form> void matmul_q8(const MatmulArgs& a) {
   if constexpr (kQ8Slices.bytes > 0)
     if (a.rows > kMaxPartRows)
       return for_row_parts(a, SAMOVAR_BODY(const MatmulArgs& part) { matmul_q8<form>(part); });
-  if constexpr (kQ8Slices.unpack_rows > 0 && code_bits(form) == 5)
+  if constexpr (kQ8Slices.unpack_rows > 0 && plane_bytes(form) > 0)
     if (a.rows >= kQ8Slices.unpack_rows)
       return matmul_q8_prepared<form, UnpackedWeights<form>, kQ8Slices.unpack_rows>(a);
   if constexpr (kQ8Slices.scale_rows > 0 && has_scale_products(form))

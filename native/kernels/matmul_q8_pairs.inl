@@ -5,49 +5,40 @@
 
 template <Form form> struct PairBlock : WeightBlock<form> {};
 
-// q8_block with the same sums; a row that is left over is its own partner.
-template <Form form, int units, int rows>
-SAMOVAR_INLINE void q8_block(const PairBlock<form> (&w)[units], const Q8Rows<rows>& x, int b,
-                             F (&acc)[units][rows]) {
-  constexpr int pairs = (rows + 1) / 2, halves = sums_of(form), offset = code_offset(form);
+// A row that is left over is its own partner.
+template <Form form, int scaled_part, int count, int rows>
+SAMOVAR_INLINE void q8_sums(const PairBlock<form>* w, const Q8Rows<rows>& x, int b, I (&sums)[count][rows]) {
+  constexpr int pairs = (rows + 1) / 2, halves = 2 / scaled_parts(form);
   const auto upper_row = SAMOVAR_BODY(int pair) {
     return 2 * pair + 1 < rows ? 2 * pair + 1 : 2 * pair;
   };
-  const auto start = SAMOVAR_BODY(int row, int half) {
-    const Q8Block& block = x.block(row, b);
-    const int upper = block.minus_sum_hi;
-    const int minus_sum = halves == 1 ? block.minus_sum : half == 1 ? upper : block.minus_sum - upper;
-    return offset_start<offset>(iset1(minus_sum));
+  const auto start = SAMOVAR_BODY(int row) {
+    return sums_start<form, scaled_part>(x.block(row, b));
   };
-  unroll<units>(SAMOVAR_BODY(auto u) {
-    I left[halves][pairs], right[halves][pairs]; // two outputs each, of two rows
-    unroll<halves>(SAMOVAR_BODY(auto h) {
-      unroll<pairs>(SAMOVAR_BODY(auto p) {
-        left[h][p] = right[h][p] = lower_halves(start(2 * p, h), start(upper_row(p), h));
+  unroll<count>(SAMOVAR_BODY(auto u) {
+    I left[pairs], right[pairs]; // two outputs each, of two rows
+    unroll<pairs>(
+        SAMOVAR_BODY(auto p) { left[p] = right[p] = lower_halves(start(2 * p), start(upper_row(p))); });
+    unroll<2>(SAMOVAR_BODY(auto i) { // eight k of each half of the block
+      I codes[2][2];
+      unroll<2>(
+          SAMOVAR_BODY(auto j) { w[u].template codes<2 * i.value + j.value>(codes[0][j], codes[1][j]); });
+      unroll<halves>(SAMOVAR_BODY(auto h) {
+        constexpr int half = scaled_part + h.value;
+        const I left_codes = zip_lower(codes[half][0], codes[half][1]);
+        const I right_codes = zip_upper(codes[half][0], codes[half][1]);
+        unroll<pairs>(SAMOVAR_BODY(auto p) {
+          const int at = 8 * i + 16 * half;
+          const I eight = eight_of_each(x.codes(2 * p, b) + at, x.codes(upper_row(p), b) + at);
+          left[p] = dot_pairs(left[p], eight, left_codes);
+          right[p] = dot_pairs(right[p], eight, right_codes);
+        });
       });
     });
-    unroll<2>(SAMOVAR_BODY(auto i) { // eight k of the lower half of the block, and eight of the upper one
-      I lo[2], hi[2];
-      unroll<2>(SAMOVAR_BODY(auto j) { w[u].template codes<2 * i.value + j.value>(lo[j], hi[j]); });
-      const I lo_left = zip_lower(lo[0], lo[1]), lo_right = zip_upper(lo[0], lo[1]);
-      const I hi_left = zip_lower(hi[0], hi[1]), hi_right = zip_upper(hi[0], hi[1]);
-      unroll<pairs>(SAMOVAR_BODY(auto p) {
-        const int8_t *one = x.codes(2 * p, b) + 8 * i, *other = x.codes(upper_row(p), b) + 8 * i;
-        const I lower = eight_of_each(one, other), upper = eight_of_each(one + 16, other + 16);
-        left[0][p] = dot_pairs(left[0][p], lower, lo_left);
-        right[0][p] = dot_pairs(right[0][p], lower, lo_right);
-        left[halves - 1][p] = dot_pairs(left[halves - 1][p], upper, hi_left);
-        right[halves - 1][p] = dot_pairs(right[halves - 1][p], upper, hi_right);
-      });
+    unroll<rows>(SAMOVAR_BODY(auto r) {
+      const I &outputs = left[r / 2], &others = right[r / 2];
+      sums[u][r] = r % 2 == 0 ? lower_halves(outputs, others) : upper_halves(outputs, others);
     });
-    I sums[halves][1][rows];
-    unroll<halves>(SAMOVAR_BODY(auto h) {
-      unroll<rows>(SAMOVAR_BODY(auto r) {
-        const I &outputs = left[h][r / 2], &others = right[h][r / 2];
-        sums[h][0][r] = r % 2 == 0 ? lower_halves(outputs, others) : upper_halves(outputs, others);
-      });
-    });
-    add_scaled<form, 1>(w + u, x, b, sums, acc + u);
   });
 }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -30,10 +31,15 @@ NO_END = {"297": -100, "299": -100}
 
 
 @pytest.fixture(scope="module")
-def long_api(make_api: Callable[[Settings], Api]) -> Api:
+def long_api(make_api: Callable[[Settings], Api]) -> Iterator[Api]:
     api = make_api(settings_for(ctx=2048))
     assert api.post(TEXT, {"prompt": "Hello", "max_tokens": 1}).status_code == 200  # it is loaded
-    return api
+    # An event loop that never waits for a socket takes the GIL back before the engine's thread has
+    # woken up, unless that may ask for it sooner than a turn of the loop lasts.
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(3e-5)
+    yield api
+    sys.setswitchinterval(interval_s)
 
 
 class _Work:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from samovar.models.program import Program, Rows, RowType, Value
+from samovar.models.program import ROW_OPS, Program, Rows, RowType, Value
 
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A buffer, described by one of its values, and the operations that use it, first to last."""
+    """A buffer, described by one of its values, and the turns that use it, first to last."""
 
     value: Value
     first: int
@@ -46,15 +47,27 @@ def row_bytes(type: RowType, cols: int) -> int:
     return _round_up(padded * 3 // 2)
 
 
+def turns(program: Program) -> list[int]:
+    """For each operation, when it runs: row operations that follow each other run in one turn.
+
+    The native core takes a row through all of them, so the first may still read other rows when
+    the last has begun to write.
+    """
+    kinds = ((op.kind in ROW_OPS, {value.rows for value in op.outs.values()}) for op in program.ops)
+    joins = (before == own and own[0] for before, own in pairwise(kinds))
+    return list(accumulate((not joined for joined in joins), initial=0))
+
+
 def lifetimes(program: Program) -> dict[int, Lifetime]:
     """When each buffer is first written and last read, by buffer.  The logits live to the end."""
     found: dict[int, Lifetime] = {}
-    for index, op in enumerate(program.ops):
+    when = turns(program)
+    for turn, op in zip(when, program.ops, strict=True):
         for value in (*op.outs.values(), *op.ins.values()):
-            first = found[value.buffer].first if value.buffer in found else index
-            found[value.buffer] = Lifetime(value, first, index)
+            first = found[value.buffer].first if value.buffer in found else turn
+            found[value.buffer] = Lifetime(value, first, turn)
     logits = program.logits
-    found[logits.buffer] = Lifetime(logits, found[logits.buffer].first, len(program.ops))
+    found[logits.buffer] = Lifetime(logits, found[logits.buffer].first, when[-1] + 1)
     return found
 
 

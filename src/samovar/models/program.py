@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,20 @@ from samovar.checkpoint.base import TensorInfo
 
 RowType = Literal["f32", "q8", "bf16"]
 Array = NDArray[np.float32] | NDArray[np.float64]
+
+# Kinds of operations that treat each row alone.
+ROW_OPS: Final = frozenset(
+    {
+        "embedding",
+        "gated",
+        "qk_norm",
+        "rms_norm",
+        "rope",
+        "rope_angles",
+        "round_rows",
+        "take_logit_rows",
+    }
+)
 
 
 class Rows(StrEnum):
