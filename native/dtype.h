@@ -52,8 +52,8 @@ SAMOVAR_INLINE constexpr int64_t row_bytes(RowType type, int64_t k) {
 //   q[4j + i] in the low and q[16 + 4j + i] in the high nibble (k counted within the block).
 // plane1, 64 B for a block: lane n holds a 32-bit word; bit 8i + j is bit 4 of q[4j + i],
 //   bit 8i + 4 + j is bit 4 of q[16 + 4j + i].
-// plane2, 128 B for a block: words A[16 lanes], then B[16 lanes]; bits 8i + 2j, +1 of A are bits
-//   4..5 of q[4j + i], those of B are bits 4..5 of q[16 + 4j + i].
+// sextets, 384 B for a block: three vectors for its lower 16 k, then three for its upper; byte i of lane n in
+//   vector j (0..2) has q[4j + i] in its lower six bits, and above them bits 2j, 2j + 1 of q[12 + i].
 // bytes, 512 B for a block: vector j (0..7), lane n holds q[4j .. 4j + 3] + 128.
 // f16[2][16] means: block 0 for lanes 0..15, then block 1.
 //
@@ -64,7 +64,7 @@ SAMOVAR_INLINE constexpr int64_t row_bytes(RowType type, int64_t k) {
 // U5     64      nibbles[2], plane1[2], f16 d[2][16]                         d * (q - 16)
 // U5m    64      nibbles[2], plane1[2], f16 d[2][16], f16 m[2][16]           d * q + m
 // U5k   256      nibbles[8], plane1[8], u8 sc[8][16], mn[8][16], f16 d[16], dmin[16]   as U4k
-// U6    256      nibbles[8], plane2[8], i8 s[8][2][16], f16 d[16], 32 B pad  d * s[half] * (q - 32)
+// U6    256      sextets[8], i8 s[8][2][16], f16 d[16], 32 B pad             d * s[half] * (q - 32)
 // U8     64      bytes[2], f16 d[2][16]                                      d * q
 // F32    64      f32 w[64][16]     F16    64   f16 w[64][16]     BF16   64   bf16 w[32 pairs][16][2]
 enum class Form : int { U4, U4m, U4k, U5, U5m, U5k, U6, U8, F32, F16, BF16 };
@@ -81,7 +81,7 @@ SAMOVAR_INLINE constexpr int64_t chunk_bytes(Form form) {
   case Form::U5: return 512 + 128 + 64;
   case Form::U5m: return 512 + 128 + 128;
   case Form::U5k: return 2048 + 512 + 256 + 64;
-  case Form::U6: return 2048 + 1024 + 256 + 64;
+  case Form::U6: return 3072 + 256 + 64;
   case Form::U8: return 1024 + 64;
   case Form::F32: return 4096;
   case Form::F16: return 2048;

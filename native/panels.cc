@@ -47,8 +47,8 @@ float load_half(const uint8_t* p) {
 
 // ---- Where the parts of a chunk lie (dtype.h draws them) ---------------------------------------
 
-constexpr int kWord = kPanelRows * 4;                                    // bytes from word to word of a lane
-constexpr int kNibbles = 256, kPlane1 = 64, kPlane2 = 128, kBytes = 512; // bytes of a block of 32 k
+constexpr int kWord = kPanelRows * 4;                                     // bytes from word to word of a lane
+constexpr int kNibbles = 256, kPlane1 = 64, kSextets = 384, kBytes = 512; // bytes of a block of 32 k
 
 // Offsets in a chunk of 64 k: scales follow the codes, minimums the scales.
 template <int kCodes> constexpr int scale_at(int block) {
@@ -67,7 +67,7 @@ struct SuperChunk {
   constexpr int d() const { return codes + 256; }
   constexpr int dmin() const { return codes + 288; }
 };
-constexpr SuperChunk kU4k{8 * kNibbles}, kU5k{8 * (kNibbles + kPlane1)}, kU6{8 * (kNibbles + kPlane2)};
+constexpr SuperChunk kU4k{8 * kNibbles}, kU5k{8 * (kNibbles + kPlane1)}, kU6{8 * kSextets};
 
 // ---- Packing: each function fills one lane ------------------------------------------------------
 
@@ -164,16 +164,18 @@ void pack_q6_k(const uint8_t* blocks, int64_t k, int lane, uint8_t* panel) {
     store16(chunk + kU6.d() + lane * 2, load16(blocks + 208));
     for (int b = 0; b < 8; ++b) {
       const int group = b / 4, quarter = b % 4;
-      pack_nibbles(blocks + group * 64 + quarter % 2 * 32, quarter / 2 * 4, lane, chunk + b * kNibbles);
-      uint32_t low = 0, high = 0;
-      for (int j = 0; j < 4; ++j) {
-        const uint8_t* bits = blocks + 128 + group * 32 + j * 4;
-        low |= (load32(bits) >> (2 * quarter) & 0x03030303) << (2 * j);
-        high |= (load32(bits + 16) >> (2 * quarter) & 0x03030303) << (2 * j);
+      const uint8_t* nibbles = blocks + group * 64 + quarter % 2 * 32;
+      const uint8_t* upper = blocks + 128 + group * 32; // two bits of each
+      const auto codes = [&](int w) {
+        return (load32(nibbles + w * 4) >> quarter / 2 * 4 & 0x0f0f0f0f) |
+               (load32(upper + w * 4) >> quarter * 2 & 0x03030303) << 4;
+      };
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t last = codes(4 * half + 3);
+        for (int j = 0; j < 3; ++j)
+          store32(chunk + b * kSextets + (3 * half + j) * kWord + lane * 4,
+                  codes(4 * half + j) | (last >> 2 * j & 0x03030303) << 6);
       }
-      uint8_t* plane = chunk + 8 * kNibbles + b * kPlane2 + lane * 4;
-      store32(plane, low);
-      store32(plane + kWord, high);
       chunk[kU6.half_scale(b, 0) + lane] = blocks[192 + 2 * b];
       chunk[kU6.half_scale(b, 1) + lane] = blocks[192 + 2 * b + 1];
     }
@@ -232,9 +234,18 @@ void add_plane1(const uint8_t* plane, int lane, Codes& q) {
     q.word[w] |= (word >> w & 0x01010101) << 4;
 }
 
-void add_plane2(const uint8_t* plane, int lane, Codes& q) {
-  for (int w = 0; w < 8; ++w)
-    q.word[w] |= (load32(plane + w / 4 * kWord + lane * 4) >> (2 * (w % 4)) & 0x03030303) << 4;
+Codes read_sextets(const uint8_t* sextets, int lane) {
+  Codes q;
+  for (int half = 0; half < 2; ++half) {
+    uint32_t last = 0;
+    for (int j = 0; j < 3; ++j) {
+      const uint32_t word = load32(sextets + (3 * half + j) * kWord + lane * 4);
+      q.word[4 * half + j] = word & 0x3f3f3f3f;
+      last |= (word >> 6 & 0x03030303) << 2 * j;
+    }
+    q.word[4 * half + 3] = last;
+  }
+  return q;
 }
 
 // out[i] = scale * (q[i] - offset) + minimum, where the product is exact for every format.
@@ -267,17 +278,17 @@ template <Form form> void read_block(const uint8_t* chunk, int half, int lane, f
 
 // One block of a form with chunks of 256.
 template <Form form> void read_super_block(const uint8_t* chunk, int block, int lane, float* out) {
-  Codes q = read_nibbles(chunk + block * kNibbles, lane);
   constexpr SuperChunk at = form == Form::U6 ? kU6 : form == Form::U5k ? kU5k : kU4k;
   const float d = load_half(chunk + at.d() + lane * 2);
   if constexpr (form == Form::U6) {
-    add_plane2(chunk + 8 * kNibbles + block * kPlane2, lane, q);
+    const Codes q = read_sextets(chunk + block * kSextets, lane);
     const auto scale = [&](int half) {
       return d * static_cast<float>(static_cast<int8_t>(chunk[at.half_scale(block, half) + lane]));
     };
     expand<0, 4>(q, scale(0), 32, 0, out);
     expand<4, 4>(q, scale(1), 32, 0, out);
   } else {
+    Codes q = read_nibbles(chunk + block * kNibbles, lane);
     if constexpr (form == Form::U5k)
       add_plane1(chunk + 8 * kNibbles + block * kPlane1, lane, q);
     const float dmin = load_half(chunk + at.dmin() + lane * 2);

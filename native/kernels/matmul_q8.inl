@@ -38,17 +38,18 @@ constexpr bool has_minimum(Form form) {
 constexpr bool has_scale_products(Form form) {
   return form == Form::U4k || form == Form::U5k;
 }
-constexpr int nibble_bytes(Form form) {
-  return form == Form::U8 ? 512 : 256;
-} // of a block
+// Of a block: codes, or their lower four bits where a plane holds the fifth.
+constexpr int code_bytes(Form form) {
+  return form == Form::U8 ? 512 : form == Form::U6 ? 384 : 256;
+}
 constexpr int plane_bytes(Form form) {
-  return code_bits(form) == 5 ? 64 : code_bits(form) == 6 ? 128 : 0;
+  return code_bits(form) == 5 ? 64 : 0;
 }
 constexpr int chunk_blocks(Form form) {
   return chunk_k(form) / kBlock;
 }
 constexpr int scales_offset(Form form) {
-  return chunk_blocks(form) * (nibble_bytes(form) + plane_bytes(form));
+  return chunk_blocks(form) * (code_bytes(form) + plane_bytes(form));
 }
 
 // Part `part` of block `block` of a chunk: 16/kParts rows by 32 k.
@@ -58,9 +59,9 @@ template <Form form> struct WeightBlock {
   int part;
 
   SAMOVAR_INLINE I word(int offset) const { return iload(chunk + offset + part * kLanes * 4); }
-  SAMOVAR_INLINE int nibbles(int j) const { return block * nibble_bytes(form) + j * 64; }
+  SAMOVAR_INLINE int nibbles(int j) const { return block * code_bytes(form) + j * 64; }
   SAMOVAR_INLINE int plane() const {
-    return chunk_blocks(form) * nibble_bytes(form) + block * plane_bytes(form);
+    return chunk_blocks(form) * code_bytes(form) + block * plane_bytes(form);
   }
 
   // Codes of k 4j..4j+3 (lo) and 16+4j..16+4j+3 (hi).
@@ -68,6 +69,11 @@ template <Form form> struct WeightBlock {
     if constexpr (form == Form::U8) {
       lo = byte_codes(word(nibbles(j)));
       hi = byte_codes(word(nibbles(4 + j)));
+      return;
+    }
+    if constexpr (form == Form::U6) {
+      lo = six_bits<j>(nibbles(0));
+      hi = six_bits<j>(nibbles(3));
       return;
     }
     const I both = word(nibbles(j)), mask = iset1(0x0f0f0f0f);
@@ -80,19 +86,15 @@ template <Form form> struct WeightBlock {
         hi = ior(hi, iand(bits, bit));
       else
         hi = ior(hi, iand(shr<j>(bits), bit));
-    } else if constexpr (code_bits(form) == 6) {
-      lo = ior(lo, two_bits<j>(word(plane())));
-      hi = ior(hi, two_bits<j>(word(plane() + 64)));
     }
   }
-  template <int j> SAMOVAR_INLINE static I two_bits(I word) {
-    const I bits = iset1(0x30303030);
-    if constexpr (j < 2)
-      return iand(shl<4 - 2 * j>(word), bits);
-    else if constexpr (j == 2)
-      return iand(word, bits);
-    else
-      return iand(shr<2>(word), bits);
+  // Vector j of the four that lie in three from `offset` on.
+  template <int j> SAMOVAR_INLINE I six_bits(int offset) const {
+    if constexpr (j < 3)
+      return iand(word(offset + j * 64), iset1(0x3f3f3f3f));
+    const I first = iand(shr<6>(word(offset)), iset1(0x03030303));
+    const I second = iand(shr<4>(word(offset + 64)), iset1(0x0c0c0c0c));
+    return ior(ior(first, second), iand(shr<2>(word(offset + 128)), iset1(0x30303030)));
   }
 
   SAMOVAR_INLINE const uint8_t* halves(int offset) const { return chunk + offset + part * kLanes * 2; }
@@ -328,7 +330,7 @@ template <Form form> struct ScaledWeights {
   }
 };
 
-// Codes too: putting a fifth bit to each for every few rows is a tenth of the work.
+// Codes too: gathering the five or six bits of each for every few rows is a tenth of the work.
 template <Form form> struct UnpackedWeights {
   struct alignas(64) Prepared {
     uint8_t codes[8][64]; // of the lower k, then of the upper
@@ -398,7 +400,7 @@ template <Form form> void matmul_q8(const MatmulArgs& a) {
   if constexpr (kQ8Slices.bytes > 0)
     if (a.rows > kMaxPartRows)
       return for_row_parts(a, SAMOVAR_BODY(const MatmulArgs& part) { matmul_q8<form>(part); });
-  if constexpr (kQ8Slices.unpack_rows > 0 && plane_bytes(form) > 0)
+  if constexpr (kQ8Slices.unpack_rows > 0 && code_bits(form) % 4 != 0)
     if (a.rows >= kQ8Slices.unpack_rows)
       return matmul_q8_prepared<form, UnpackedWeights<form>, kQ8Slices.unpack_rows>(a);
   if constexpr (kQ8Slices.scale_rows > 0 && has_scale_products(form))

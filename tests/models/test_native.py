@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from reference import Reference
 from samovar import _native as native
 from samovar.checkpoint import open_checkpoint
 from samovar.models import load_program
+from samovar.models.plan import turns
 from samovar.models.registry import build_program
 from tiny_models import VOCAB, write_tiny
 
@@ -57,7 +59,7 @@ class Model:
             num_blocks=20,
             dtype=kv,
         )
-        self._runner = native.Runner(self.loaded.native, cache, kernels, pool)
+        self.runner = native.Runner(self.loaded.native, cache, kernels, pool)
         # Neighbours in the sequence are no neighbours in memory.
         self._blocks = np.arange(20, dtype=np.int32)[None, ::-1].copy()
 
@@ -70,7 +72,7 @@ class Model:
         for start in range(0, len(tokens), chunk):
             end = min(start + chunk, len(tokens))
             wanted = rows[(rows >= start) & (rows < end)] - start
-            bad = self._runner.run(
+            bad = self.runner.run(
                 tokens=tokens[start:end],
                 positions=np.arange(start, end, dtype=np.int32),
                 seq_start=np.array([0, end - start], np.int32),
@@ -79,7 +81,7 @@ class Model:
                 logit_rows=wanted,
             )
             assert len(bad) == 0
-            found.append(self._runner.logits[: len(wanted)].copy())
+            found.append(self.runner.logits[: len(wanted)].copy())
         return np.concatenate(found)
 
 
@@ -179,3 +181,13 @@ def test_progress_ends_at_the_whole() -> None:
     )
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_what_the_planner_counts_as_one_moment_is_one_chain(name: str) -> None:
+    path = GOLDEN / f"{name}.gguf"
+    program = build_program(open_checkpoint(path))
+    computed = [entry["origin"] for entry in Model(path).runner.profile()]
+    planned = groupby(zip(turns(program), program.ops, strict=True), key=lambda each: each[0])
+    assert computed == [", ".join(op.origin for _, op in chain) for _, chain in planned]
+    assert len(computed) < len(program.ops)
