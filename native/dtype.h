@@ -53,7 +53,8 @@ SAMOVAR_INLINE constexpr int64_t row_bytes(RowType type, int64_t k) {
 // plane1, 64 B for a block: lane n holds a 32-bit word; bit 8i + j is bit 4 of q[4j + i],
 //   bit 8i + 4 + j is bit 4 of q[16 + 4j + i].
 // sextets, 384 B for a block: three vectors for its lower 16 k, then three for its upper; byte i of lane n in
-//   vector j (0..2) has q[4j + i] in its lower six bits, and above them bits 2j, 2j + 1 of q[12 + i].
+//   vector j (0..2) has q[4j + i] in its lower six bits, and above them bits 2j, 2j + 1 of q[12 + i] (k
+//   counted within the half).
 // bytes, 512 B for a block: vector j (0..7), lane n holds q[4j .. 4j + 3] + 128.
 // f16[2][16] means: block 0 for lanes 0..15, then block 1.
 //

@@ -81,7 +81,7 @@ public:
   virtual void run(const Step& step, int phase, int64_t item, uint8_t* scratch) const noexcept = 0;
 
 protected:
-  void append(const char* kind, const std::string& origin) {
+  void also_does(const char* kind, const std::string& origin) {
     kind_ += std::string(", ") + kind;
     origin_ += ", " + origin;
   }
@@ -123,7 +123,7 @@ public:
 
   RowKind rows() const { return links_.front()->rows(); }
   void append(std::unique_ptr<RowOp> op) {
-    Op::append(op->kind(), op->origin());
+    also_does(op->kind(), op->origin());
     add(std::move(op));
   }
 

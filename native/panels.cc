@@ -58,7 +58,7 @@ template <int kCodes> constexpr int minimum_at(int block) {
   return 2 * kCodes + 64 + block * 32;
 }
 
-// Offsets in a chunk of 256 k, `codes` being the bytes of all nibbles and planes.
+// Offsets in a chunk of 256 k, `codes` being the bytes of all codes.
 struct SuperChunk {
   int codes;
   constexpr int scale(int block) const { return codes + block * 16; }

@@ -177,13 +177,15 @@ void Adding::finish(std::unique_ptr<RowOp> op) {
     program_.chain_->append(std::move(op));
   } else {
     auto chain = std::make_unique<RowChain>(std::move(op));
-    program_.chain_ = chain.get();
-    program_.chain_uses_.clear();
+    RowChain* added = chain.get();
     program_.ops_.push_back(std::move(chain));
+    program_.chain_ = added;
+    program_.chain_uses_.clear();
   }
-  for (const auto& operands : {inputs_, outputs_})
-    for (const Operand& operand : operands)
-      program_.chain_uses_.push_back(operand.id);
+  for (const Operand& in : inputs_)
+    program_.chain_uses_.push_back(in.id);
+  for (const Operand& out : outputs_)
+    program_.chain_uses_.push_back(out.id);
   note_outputs();
 }
 

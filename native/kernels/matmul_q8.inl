@@ -30,11 +30,14 @@ template <int offset> SAMOVAR_INLINE I offset_start(I minus_sum) {
   else
     return shl<log2_of(offset)>(minus_sum);
 }
+// Whether codes are gathered from several words each.
+constexpr bool has_split_codes(Form form) {
+  return code_bits(form) == 5 || code_bits(form) == 6;
+}
 constexpr bool has_minimum(Form form) {
   return form == Form::U4m || form == Form::U5m || form == Form::U4k || form == Form::U5k;
 }
-// Whether a block's scale and minimum are products of two numbers.  Those of U6 are left to each block of
-// rows, which has its integer scales to widen all the same.
+// Whether a block's scale and minimum are products of two numbers.
 constexpr bool has_scale_products(Form form) {
   return form == Form::U4k || form == Form::U5k;
 }
@@ -59,7 +62,7 @@ template <Form form> struct WeightBlock {
   int part;
 
   SAMOVAR_INLINE I word(int offset) const { return iload(chunk + offset + part * kLanes * 4); }
-  SAMOVAR_INLINE int nibbles(int j) const { return block * code_bytes(form) + j * 64; }
+  SAMOVAR_INLINE int code_word(int j) const { return block * code_bytes(form) + j * 64; }
   SAMOVAR_INLINE int plane() const {
     return chunk_blocks(form) * code_bytes(form) + block * plane_bytes(form);
   }
@@ -67,16 +70,16 @@ template <Form form> struct WeightBlock {
   // Codes of k 4j..4j+3 (lo) and 16+4j..16+4j+3 (hi).
   template <int j> SAMOVAR_INLINE void codes(I& lo, I& hi) const {
     if constexpr (form == Form::U8) {
-      lo = byte_codes(word(nibbles(j)));
-      hi = byte_codes(word(nibbles(4 + j)));
+      lo = byte_codes(word(code_word(j)));
+      hi = byte_codes(word(code_word(4 + j)));
       return;
     }
     if constexpr (form == Form::U6) {
-      lo = six_bits<j>(nibbles(0));
-      hi = six_bits<j>(nibbles(3));
+      lo = six_bits<j>(code_word(0));
+      hi = six_bits<j>(code_word(3));
       return;
     }
-    const I both = word(nibbles(j)), mask = iset1(0x0f0f0f0f);
+    const I both = word(code_word(j)), mask = iset1(0x0f0f0f0f);
     lo = iand(both, mask);
     hi = iand(shr<4>(both), mask);
     if constexpr (code_bits(form) == 5) {
@@ -301,13 +304,12 @@ template <Form form> void matmul_q8_packed(const MatmulArgs& a) {
 template <Form form> struct ScaledWeights {
   struct alignas(64) Prepared { // of a block
     float scale[16];
-    float minimum[has_minimum(form) ? 16 : 1];
-    float halves[scaled_parts(form)][form == Form::U6 ? 16 : 1];
+    float others[scaled_parts(form)][16]; // the minimum, or the scales of halves
   };
   struct Block : WeightBlock<form> {
     const Prepared* prepared;
     SAMOVAR_INLINE F scale() const { return load(prepared->scale + this->part * kLanes); }
-    SAMOVAR_INLINE F minimum() const { return load(prepared->minimum + this->part * kLanes); }
+    SAMOVAR_INLINE F minimum() const { return load(prepared->others[0] + this->part * kLanes); }
   };
   const uint8_t* chunk;
   const Prepared* prepared;
@@ -319,9 +321,9 @@ template <Form form> struct ScaledWeights {
     const int lane = from.part * kLanes;
     store(to.scale + lane, from.scale());
     if constexpr (has_minimum(form))
-      store(to.minimum + lane, from.minimum());
+      store(to.others[0] + lane, from.minimum());
     if constexpr (scaled_parts(form) > 1)
-      unroll<2>(SAMOVAR_BODY(int h) { store(to.halves[h] + lane, from.half_scale(h)); });
+      unroll<2>(SAMOVAR_BODY(int h) { store(to.others[h] + lane, from.half_scale(h)); });
   }
   SAMOVAR_INLINE Block block(int i, int part) const { return {{chunk, i, part}, prepared + i}; }
   SAMOVAR_INLINE void next_chunk() {
@@ -344,9 +346,9 @@ template <Form form> struct UnpackedWeights {
       hi = iload(prepared->codes[4 + j] + part * kLanes * 4);
     }
     SAMOVAR_INLINE F scale() const { return load(prepared->scales.scale + part * kLanes); }
-    SAMOVAR_INLINE F minimum() const { return load(prepared->scales.minimum + part * kLanes); }
+    SAMOVAR_INLINE F minimum() const { return load(prepared->scales.others[0] + part * kLanes); }
     SAMOVAR_INLINE F half_scale(int half) const {
-      return load(prepared->scales.halves[half] + part * kLanes);
+      return load(prepared->scales.others[half] + part * kLanes);
     }
   };
   const Prepared* prepared;
@@ -400,7 +402,7 @@ template <Form form> void matmul_q8(const MatmulArgs& a) {
   if constexpr (kQ8Slices.bytes > 0)
     if (a.rows > kMaxPartRows)
       return for_row_parts(a, SAMOVAR_BODY(const MatmulArgs& part) { matmul_q8<form>(part); });
-  if constexpr (kQ8Slices.unpack_rows > 0 && code_bits(form) % 4 != 0)
+  if constexpr (kQ8Slices.unpack_rows > 0 && has_split_codes(form))
     if (a.rows >= kQ8Slices.unpack_rows)
       return matmul_q8_prepared<form, UnpackedWeights<form>, kQ8Slices.unpack_rows>(a);
   if constexpr (kQ8Slices.scale_rows > 0 && has_scale_products(form))

@@ -141,7 +141,7 @@ SAMOVAR_INLINE void finish_rows(const MatmulArgs& a, const RowBlocks& blocks, in
 // ahead to find other work by itself.
 template <Form form, int panels>
 [[gnu::noinline]] void q8_tiles(const MatmulArgs& a, const RowBlocks& blocks, int panel, bool more) {
-  constexpr int sums = form == Form::U6 ? 2 : 1, per_panel = 2 * sums, tiles = panels * per_panel;
+  constexpr int sums = scaled_parts(form), per_panel = 2 * sums, tiles = panels * per_panel;
   constexpr int per_chunk = chunk_blocks(form);
   using Weights = TileWeights<panels, sums>;
   static_assert(tiles <= 4);

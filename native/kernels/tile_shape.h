@@ -20,7 +20,7 @@ struct TileShape {
 struct Q8Slices {
   int bytes = 0;       // of the panels of a tile: k is cut into slices of so many at most
   int scale_rows = 0;  // from so many rows, scales of U4k and U5k are made once for all
-  int unpack_rows = 0; // from so many rows, 5-bit codes are unpacked once for all, too
+  int unpack_rows = 0; // from so many rows, codes of 5 and 6 bits and their scales, too
 };
 
 } // namespace samovar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from samovar.checkpoint import open_checkpoint
 from samovar.models.plan import Plan, lifetimes, plan, row_bytes
-from samovar.models.program import Op, Program, Rows, RowType, Value
+from samovar.models.program import ROW_OPS, Op, Program, Rows, RowType, Value
 from samovar.models.registry import build_program
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -37,11 +38,29 @@ def check(program: Program, planned: Plan, max_rows: dict[Rows, int]) -> None:
             assert apart, f"{life} and {lives[other]} overlap"
 
 
+def check_chains(program: Program, planned: Plan) -> None:
+    """Row operations of one kind of rows that follow each other use no memory twice."""
+
+    def rows_of(op: Op) -> set[Rows] | None:
+        return {value.rows for value in op.outs.values()} if op.kind in ROW_OPS else None
+
+    for rows, chain in groupby(program.ops, key=rows_of):
+        if rows is None:
+            continue
+        used = {value.buffer for op in chain for value in (*op.ins.values(), *op.outs.values())}
+        places = sorted(
+            (place.offset, place.offset + place.num_bytes)
+            for place in (planned.places[buffer] for buffer in used)
+        )
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+
+
 @pytest.mark.parametrize("name", ["llama", "llama_untied", "gemma3"])
 def test_models_fit_into_little_memory(name: str) -> None:
     program = build_program(open_checkpoint(GOLDEN / f"{name}.gguf"))
     planned = plan(program, max_tokens=256, max_logit_rows=32)
     check(program, planned, {Rows.TOKENS: 256, Rows.LOGITS: 32})
+    check_chains(program, planned)
     unshared = sum(place.num_bytes for place in planned.places.values())
     assert planned.num_bytes < unshared / 2
 
@@ -62,10 +81,12 @@ def test_random_programs(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 20))):
         ins = data.draw(st.lists(st.sampled_from(values), max_size=3)) if values else []
         outs = {f"out{i}": new() for i in range(data.draw(st.integers(1, 2)))}
-        ops.append(Op("op", outs, {f"in{i}": v for i, v in enumerate(ins)}, {}, {}, "here"))
+        kind = data.draw(st.sampled_from(["linear", "rms_norm"]))
+        ops.append(Op(kind, outs, {f"in{i}": v for i, v in enumerate(ins)}, {}, {}, "here"))
     program = Program(tuple(ops), next(iter(ops[-1].outs.values())))
     planned = plan(program, max_tokens=9, max_logit_rows=2)
     check(program, planned, {Rows.TOKENS: 9, Rows.LOGITS: 2})
+    check_chains(program, planned)
 
 
 def test_row_bytes_are_those_of_the_native_core() -> None:

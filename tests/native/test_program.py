@@ -267,21 +267,25 @@ def test_operations_on_rows_are_their_kernels(kind: str) -> None:
     np.testing.assert_array_equal(runner.logits[:40], expected)
 
 
-@pytest.mark.parametrize("rows_later", [None, 0, 1, 2])
-def test_operations_on_rows_join_unless_one_would_write_what_another_has_yet_to_read(
-    rows_later: int | None,
-) -> None:
-    """The second norm writes where the first one's input lies, each row so many rows later."""
+@pytest.mark.parametrize("over", ["nothing", "input", "result"])
+@pytest.mark.parametrize("rows_later", [0, 1, 2])
+def test_operations_on_rows_join_unless_their_memory_overlaps(over: str, rows_later: int) -> None:
+    """The second norm writes over the first one's input or unread result, some rows later.
+
+    In the same rows it would do no harm; that is refused, too.
+    """
     rng = np.random.default_rng(3)
     bench, table = Bench(), rng.normal(size=(40, 64)).astype(np.float32)
     program = bench.program
-    x = program.buffer(offset=1 << 24, cols=64, type="f32", rows="tokens")
+    places = {"input": 1 << 24, "result": 1 << 25, "nothing": 1 << 26}
+    x = program.buffer(offset=places["input"], cols=64, type="f32", rows="tokens")
     program.add_embedding(out=x, weight=bench.pack(table), scale=1.0, origin="table")
     y, same = bench.buffer(64), bench.pack(np.eye(64, dtype=np.float32))
     program.add_linear(x=x, weight=same, out=y, origin="linear")  # joins nobody
     z, one = bench.buffer(64), np.ones(64, np.float32)
-    program.add_rms_norm(x=x, weight=one, eps=0.0, out=z, origin="first")
-    place = 1 << 25 if rows_later is None else (1 << 24) + 256 * rows_later
+    rounded = program.buffer(offset=places["result"], cols=64, type="bf16", rows="tokens")
+    program.add_rms_norm(x=x, weight=one, eps=0.0, out=z, out_rows=rounded, origin="first")
+    place = places[over] + 256 * rows_later
     last = program.buffer(offset=place, cols=64, type="f32", rows="tokens")
     program.add_rms_norm(x=z, weight=one, add=y, eps=1e-3, out=last, origin="second")
     runner = bench.finish(last, 64)
@@ -293,5 +297,5 @@ def test_operations_on_rows_join_unless_one_would_write_what_another_has_yet_to_
         runner.logits[:16], kernels.rms_norm(first, one, table, 1e-3)[:16]
     )
     origins = [entry["origin"] for entry in runner.profile(False)]
-    joined = ["first, second"] if rows_later is None else ["first", "second"]
+    joined = ["first, second"] if over == "nothing" else ["first", "second"]
     assert origins == ["table", "linear", *joined, "take_logit_rows"]

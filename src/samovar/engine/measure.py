@@ -101,7 +101,10 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """The time of all operations of one kind that one line of the model made."""
+    """The time of all operations of one kind that one line of the model made.
+
+    Operations that are computed together, row by row, are one: their kinds and lines, with commas.
+    """
 
     kind: str
     origin: str

@@ -74,7 +74,8 @@ def lifetimes(program: Program) -> dict[int, Lifetime]:
 def plan(program: Program, *, max_tokens: int, max_logit_rows: int) -> Plan:
     """Offsets for the largest step: largest buffers first, each at the lowest place that is free.
 
-    An operation's inputs and outputs never overlap, so no kernel needs to care about aliasing.
+    The inputs and outputs of an operation, and of all that run in one turn, never overlap, so no
+    kernel needs to care about aliasing.
     """
     max_rows = {Rows.TOKENS: max_tokens, Rows.LOGITS: max_logit_rows}
     lives = lifetimes(program)
