@@ -37,7 +37,7 @@ constexpr bool has_split_codes(Form form) {
 constexpr bool has_minimum(Form form) {
   return form == Form::U4m || form == Form::U5m || form == Form::U4k || form == Form::U5k;
 }
-// Whether a block's scale and minimum are products of two numbers.
+// Whether a block's scale and minimum are products of two numbers, which pays to make once.
 constexpr bool has_scale_products(Form form) {
   return form == Form::U4k || form == Form::U5k;
 }

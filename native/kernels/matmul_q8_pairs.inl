@@ -5,7 +5,7 @@
 
 template <Form form> struct PairBlock : WeightBlock<form> {};
 
-// A row that is left over is its own partner.
+// The same sums as of any block; a row that is left over is its own partner.
 template <Form form, int scaled_part, int count, int rows>
 SAMOVAR_INLINE void q8_sums(const PairBlock<form>* w, const Q8Rows<rows>& x, int b, I (&sums)[count][rows]) {
   constexpr int pairs = (rows + 1) / 2, halves = 2 / scaled_parts(form);
