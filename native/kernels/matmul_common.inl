@@ -88,6 +88,15 @@ SAMOVAR_INLINE void finish(const MatmulArgs& a, const T& tile, const F (&acc)[T:
   finish(a, tile, sums);
 }
 
+// Calls for what `finish` adds: rows that another core wrote a while ago, for which each tile would wait.
+template <class T> SAMOVAR_INLINE void fetch_addends(const MatmulArgs& a, const T& tile, int num_chunks) {
+  if (a.add && tile.slice.end_chunk == num_chunks)
+    unroll<T::panels>(SAMOVAR_BODY(auto p) {
+      const float* addend = a.add + tile.row * a.add_stride + tile.column(p * T::parts);
+      unroll<T::rows>(SAMOVAR_BODY(auto r) { __builtin_prefetch(addend + r * a.add_stride, 0, 3); });
+    });
+}
+
 // The sums with which a tile begins its slice of k, and where they go at its end.
 template <class T> SAMOVAR_INLINE void begin_sums(const T& tile, F (&acc)[T::units][T::rows]) {
   const bool first = T::kWalk.slice_bytes == 0 || tile.slice.first_chunk == 0;

@@ -254,6 +254,7 @@ SAMOVAR_INLINE void q8_tile(const MatmulArgs& a, const T& tile, WeightsOf weight
 
   F acc[units][rows];
   begin_sums(tile, acc);
+  fetch_addends(a, tile, num_chunks);
   int b = tile.slice.first_chunk * per_chunk;
   const auto step = SAMOVAR_BODY(int c, auto i) {
     fetch<form>(a, tile, c, num_chunks, i);
