@@ -31,7 +31,7 @@ std::vector<float> copy_of(const std::optional<FloatArray>& array, const char* n
 
 std::shared_ptr<const Weight> pack(const std::vector<Array<uint8_t>>& parts,
                                    const std::vector<std::string>& formats, const std::vector<int64_t>& rows,
-                                   int64_t cols, const std::shared_ptr<Arena>& arena,
+                                   int64_t cols, bool alternate, const std::shared_ptr<Arena>& arena,
                                    const std::shared_ptr<Pool>& pool) {
   check(formats.size() == parts.size() && rows.size() == parts.size(),
         "parts, formats and rows: ", parts.size(), ", ", formats.size(), " and ", rows.size(),
@@ -43,7 +43,7 @@ std::shared_ptr<const Weight> pack(const std::vector<Array<uint8_t>>& parts,
     raw.push_back({view.data(), view.size(), formats[i], rows[i]});
   }
   const nb::gil_scoped_release release;
-  return Weight::pack(raw, cols, arena, *pool);
+  return Weight::pack(raw, cols, alternate, arena, *pool);
 }
 
 nb::bytes read_block(const KvCache& cache, int block) {
@@ -115,6 +115,18 @@ void bind_program(nb::module_& m) {
           nb::kw_only(), "x"_a, "weight"_a, "out"_a, "out_col"_a = 0, "bias"_a = nb::none(), "add"_a = -1,
           "origin"_a,
           "out[:, out_col:] = x . weight^T [+ bias] [+ the same columns of add]; add may be out itself.")
+      .def(
+          "add_gated_linear",
+          [](Program& p, int x, std::shared_ptr<const Weight> weight, std::string activation,
+             const std::optional<FloatArray>& bias, int out, int out_rows, std::string origin) {
+            check(!bias || View(*bias, "bias").size() > 0, "bias: expected values, got none");
+            add_gated_linear(p, {x, std::move(weight), std::move(activation), copy_of(bias, "bias"), out,
+                                 out_rows, std::move(origin)});
+          },
+          nb::kw_only(), "x"_a, "weight"_a, "activation"_a, "bias"_a = nb::none(), "out"_a = -1,
+          "out_rows"_a = -1, "origin"_a,
+          "act(gate) * up of x . weight^T [+ bias], where gate and up alternate in the weight; the bias is\n"
+          "that of gate, then that of up.  As f32 into out, as rounded rows into out_rows, or both.")
       .def(
           "add_qk_norm",
           [](Program& p, int x, const FloatArray& q_weight, const FloatArray& k_weight, int heads,
@@ -210,9 +222,11 @@ NB_MODULE(_native, m) {
 
   nb::class_<Weight>(m, "Weight", "An immutable matrix in panels, packed exactly.")
       .def_static(
-          "pack", &pack, "parts"_a, "formats"_a, "rows"_a, "cols"_a, nb::kw_only(), "arena"_a, "pool"_a,
+          "pack", &pack, "parts"_a, "formats"_a, "rows"_a, "cols"_a, nb::kw_only(), "alternate"_a = false,
+          "arena"_a, "pool"_a,
           "Pack raw GGUF blocks, flat uint8, of one or more parts with `cols` columns; a part may have a\n"
-          "format of its own.  ValueError for any size that does not fit.  Releases the GIL.")
+          "format of its own.  alternate: 64 rows of the first part, 64 of the second, and so on, as\n"
+          "gated_linear reads them.  ValueError for any size that does not fit.  Releases the GIL.")
       .def_prop_ro("rows", &Weight::rows, "Rows of all parts.")
       .def_prop_ro("cols", &Weight::cols)
       .def_prop_ro("nbytes", &Weight::nbytes, "Bytes of the panels.")
@@ -220,7 +234,7 @@ NB_MODULE(_native, m) {
           "input_type", [](const Weight& w) { return row_type_name(w.input_type()); },
           "Kind of rows that a product with it reads: f32, q8 or bf16.")
       .def("dequantize", &dequantize, nb::sig("def dequantize(self) -> numpy.typing.NDArray[numpy.float32]"),
-           "The exact values, [rows, cols].");
+           "The exact values, [rows, cols], in the order of the panels.");
 
   nb::class_<KvCache>(
       m, "KvCache",

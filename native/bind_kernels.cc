@@ -92,7 +92,7 @@ Quantized quantize_q8(const KernelTable& table, const FloatArray& x) {
   bool finite = true;
   const FlushDenormals guard;
   for (int64_t r = 0; r < rows; ++r) {
-    finite &= table.kernels->quantize_q8(in.floats(r), static_cast<int>(k), out.row(0));
+    finite &= quantize_q8_row(*table.kernels, in.floats(r), static_cast<int>(k), out.row(0));
     std::memcpy(q.data() + r * k, out.row(0), count(k));
     for (int64_t b = 0; b < blocks; ++b)
       d[count(r * blocks + b)] = reinterpret_cast<const Q8Block*>(out.row(0) + q8_blocks_offset(k))[b].d;
@@ -125,7 +125,7 @@ Floats matmul(const KernelTable& table, const FloatArray& x, const Weight& weigh
   const FlushDenormals guard;
   for (int64_t r = 0; r < rows; ++r) {
     if (weight.input_type() == RowType::Q8)
-      table.kernels->quantize_q8(in.floats(r), static_cast<int>(k), rounded.row(r));
+      quantize_q8_row(*table.kernels, in.floats(r), static_cast<int>(k), rounded.row(r));
     else if (weight.input_type() == RowType::BF16)
       table.kernels->round_bf16(in.floats(r), static_cast<int>(k), rounded.row(r));
   }
@@ -175,11 +175,15 @@ Floats rms_norm(const KernelTable& table, const FloatArray& x, const std::option
 template <auto kKernel> Floats gated(const KernelTable& table, const FloatArray& gate, const FloatArray& up) {
   const Matrix g(gate, "gate", 2), u(up, "up", 2);
   same_shape(g, u, "up");
-  Rows rows(g), ups(u);
+  const int64_t n = g.shape(1);
+  Rows both(g.shape(0), 2 * n * 4);
   const FlushDenormals guard;
-  for (int64_t r = 0; r < g.shape(0); ++r)
-    (table.kernels->*kKernel)(rows.floats(r), ups.floats(r), static_cast<int>(g.shape(1)), rows.floats(r));
-  return matrix_of(rows, g.shape(0), g.shape(1));
+  for (int64_t r = 0; r < g.shape(0); ++r) {
+    std::copy_n(g.data() + r * n, n, both.floats(r));
+    std::copy_n(u.data() + r * n, n, both.floats(r) + n);
+    (table.kernels->*kKernel)(both.floats(r), static_cast<int>(n), static_cast<int>(n), both.floats(r));
+  }
+  return matrix_of(both, g.shape(0), n);
 }
 
 Floats rope(const KernelTable& table, const FloatArray& x, const FloatArray& cosines,

@@ -166,10 +166,17 @@ inline bool all_below(const float* x, int n, uint32_t bits) {
 // Writes a Q8 or BF16 row; a value that is not finite marks the row.
 inline void write_rounded(const Step& step, const float* x, const Buffer& out, int r) {
   uint8_t* to = step.row(out, r);
-  const bool finite = out.type == RowType::Q8 ? step.kernels->quantize_q8(x, out.cols, to)
+  const bool finite = out.type == RowType::Q8 ? quantize_q8_row(*step.kernels, x, out.cols, to)
                                               : step.kernels->round_bf16(x, out.cols, to);
   if (!finite)
     step.mark_bad(out.rows, r);
 }
+
+// Writes the columns of such a row from `first_col` on as write_rounded would within the whole row: blocks of
+// 32 are rounded alone.  count: a multiple of 32, at most kMaxRoundedCols; whoever writes the last ones adds
+// the padding.
+constexpr int kMaxRoundedCols = 256;
+void write_rounded_columns(const Step& step, const float* x, int count, const Buffer& out, int r,
+                           int first_col);
 
 } // namespace samovar

@@ -146,8 +146,9 @@ void Pool::open(int64_t items) {
   // No items end the job: its caller may go on at once and open another, so the shares, which are used up,
   // are not touched any more.  Otherwise the last one holds an item: nothing can end before it is written.
   for (int64_t w = 0; items > 0 && w < threads_; ++w)
-    shares_[static_cast<size_t>(w)].left.store(share_of(items * w / threads_, items * (w + 1) / threads_),
-                                               std::memory_order_release);
+    shares_[static_cast<size_t>(w)].left.store(
+        share_of(share_begin(items, w, threads_), share_begin(items, w + 1, threads_)),
+        std::memory_order_release);
   event_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0)
     futex(event_, FUTEX_WAKE_PRIVATE, kMaxThreads);

@@ -54,6 +54,13 @@ public:
 
   static constexpr int64_t kMaxItems = int64_t{1} << 31; // of a phase
 
+  // The items that worker `w` begins with are those from here to where those of the next begin; when they are
+  // done, it takes others'.
+  static int64_t share_begin(int64_t items, int64_t w, int threads) { return items * w / threads; }
+  static bool begins_share(int64_t item, int64_t items, int threads) {
+    return share_begin(items, (item * threads + items - 1) / items, threads) == item;
+  }
+
 private:
   // The items of a phase that a worker has yet to do, [next, end) in one word: its owner takes from the
   // front, so that it walks through memory in order, and others, once they have none, from the back.  A

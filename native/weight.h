@@ -13,10 +13,13 @@ namespace samovar {
 class Arena;
 class Pool;
 
-// An immutable matrix [rows, cols] in panels.  It may be the concatenation of parts in different
-// formats: each part is a segment that starts at a panel of its own; rows count on without gaps.
+// An immutable matrix [rows, cols] in panels: the concatenation of parts, which may differ in format, or two
+// parts that alternate.  Rows of one format that fill their panels follow each other in one segment; others
+// begin a new one.  Rows count on without gaps.
 class Weight {
 public:
+  static constexpr int kAlternatingRows = 64;
+
   struct Segment {
     Form form;
     int first_row;
@@ -36,14 +39,16 @@ public:
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
 
-  // Repacks the parts exactly.  Throws std::invalid_argument if a size does not fit or the parts
-  // want different kinds of input rows.
-  static std::shared_ptr<const Weight> pack(std::span<const Part> parts, int64_t cols,
+  // Repacks the parts exactly; two that alternate, kAlternatingRows of each at a time, have one format and a
+  // multiple of so many rows each.  Throws std::invalid_argument if a size does not fit or the parts want
+  // different kinds of input rows.
+  static std::shared_ptr<const Weight> pack(std::span<const Part> parts, int64_t cols, bool alternate,
                                             const std::shared_ptr<Arena>& arena, Pool& pool);
 
   int rows() const { return rows_; }
   int cols() const { return cols_; }
   RowType input_type() const { return input_; }
+  bool alternates() const { return alternates_; }
   int64_t nbytes() const;
   std::span<const Segment> segments() const { return segments_; }
 
@@ -56,6 +61,7 @@ private:
   int rows_ = 0;
   int cols_ = 0;
   RowType input_ = RowType::F32;
+  bool alternates_ = false;
   std::vector<Segment> segments_;
   std::shared_ptr<Arena> arena_; // owns the panels
 };

@@ -88,12 +88,17 @@ class Bench:
         self._end += (cols * 4 + 255) // 64 * 64 * count
         return self.program.buffer(offset=offset, cols=cols, type=type, rows=rows)
 
-    def pack(self, *parts: Floats) -> native.Weight:
+    def pack(self, *parts: Floats, alternate: bool = False) -> native.Weight:
         """The parts, [rows, cols] each, as one F32 weight."""
-        return self.pack_blocks([p.view(np.uint8) for p in parts], ["F32"] * len(parts), *parts)
+        blocks = [p.view(np.uint8) for p in parts]
+        return self.pack_blocks(blocks, ["F32"] * len(parts), *parts, alternate=alternate)
 
     def pack_blocks(
-        self, blocks: Sequence[NDArray[np.uint8]], formats: Sequence[str], *like: NDArray[Any]
+        self,
+        blocks: Sequence[NDArray[np.uint8]],
+        formats: Sequence[str],
+        *like: NDArray[Any],
+        alternate: bool = False,
     ) -> native.Weight:
         """Blocks that hold matrices with the shapes of `like`."""
         return native.Weight.pack(
@@ -101,6 +106,7 @@ class Bench:
             list(formats),
             [m.shape[0] for m in like],
             like[0].shape[1],
+            alternate=alternate,
             arena=self.arena,
             pool=self.pool,
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samovar.models.program import Matrix, Op, Program, Rows, Value
+from samovar.models.program import Matrix, MatrixKey, Op, Program, Rows, Value
 
 Array = NDArray[Any]
 
@@ -31,7 +31,7 @@ class Reference:
         self._program = program
         self._rounding = round_rows
         self._dtype = dtype
-        self._weights: dict[tuple[str, ...], Array] = {}
+        self._weights: dict[MatrixKey, Array] = {}
         self._cached_keys: dict[int, Array] = {}  # by layer: [kv_heads, tokens, head_dim]
         self._cached_values: dict[int, Array] = {}
         self._values: dict[Value, Array] = {}
@@ -147,7 +147,14 @@ class Reference:
         self._out(op, out.reshape(len(out), -1))
 
     def _gated(self, op: Op) -> None:
-        gate, up = np.split(self._in(op, "x"), 2, axis=1)
+        self._gate(op, self._in(op, "x"))
+
+    def _gated_linear(self, op: Op) -> None:
+        y = self._in(op, "x") @ self._weight(op.weights["weight"]).T
+        self._gate(op, y + op.weights["bias"] if "bias" in op.weights else y)
+
+    def _gate(self, op: Op, both: Array) -> None:
+        gate, up = np.split(both, 2, axis=1)
         if op.attrs["activation"] == "silu":
             exponent = gate
         else:

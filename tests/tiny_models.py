@@ -18,14 +18,21 @@ LAYERS = 2
 WINDOW = 24
 
 _Q, _KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-_MATRICES = {
+
+
+def _feed_forward(inner: int) -> dict[str, tuple[int, int]]:
+    return {
+        "ffn_gate": (inner, HIDDEN),
+        "ffn_up": (inner, HIDDEN),
+        "ffn_down": (HIDDEN, inner),
+    }
+
+
+_ATTENTION = {
     "attn_q": (_Q, HIDDEN),
     "attn_k": (_KV, HIDDEN),
     "attn_v": (_KV, HIDDEN),
     "attn_output": (HIDDEN, _Q),
-    "ffn_gate": (INNER, HIDDEN),
-    "ffn_up": (INNER, HIDDEN),
-    "ffn_down": (HIDDEN, INNER),
 }
 _NORMS = {
     "llama": {"attn_norm": HIDDEN, "ffn_norm": HIDDEN},
@@ -47,11 +54,13 @@ def write_tiny(
     *,
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, tuple[int, ...]] | None = None,
+    inner: int = INNER,
 ) -> Path:
     """Write a model whose matrices have the format that `formats` gives for their GGUF name.
 
     formats: by name without layer ("attn_q", "token_embd"); "" is for the others.
     metadata: more keys, below the architecture's prefix, or other values for them.
+    inner: columns between the feed-forward matrices.
     tensors: shapes of further F32 tensors, or other shapes for norms, by full name.
     """
     a = architecture
@@ -59,7 +68,7 @@ def write_tiny(
         "context_length": 1024,
         "embedding_length": HIDDEN,
         "block_count": LAYERS,
-        "feed_forward_length": INNER,
+        "feed_forward_length": inner,
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
         "attention.key_length": HEAD_DIM,
@@ -87,7 +96,7 @@ def write_tiny(
     shapes: dict[str, tuple[int, ...]] = {"output_norm.weight": (HIDDEN,)}
     matrix("token_embd.weight", "token_embd", (VOCAB, HIDDEN))
     for layer in range(LAYERS):
-        for own, shape in _MATRICES.items():
+        for own, shape in (_ATTENTION | _feed_forward(inner)).items():
             matrix(f"blk.{layer}.{own}.weight", own, shape)
         shapes |= {f"blk.{layer}.{own}.weight": (n,) for own, n in _NORMS[a].items()}
     for name, shape in (shapes | dict(tensors or {})).items():

@@ -40,6 +40,7 @@ struct MatmulArgs {
   int64_t panel_stride; // bytes from panel to panel
   int n;                // outputs; ceil(n / 16) panels are read, the last may be partial
   int panels_after;     // panels behind these that may be fetched: the caller goes on with them
+  bool cold;            // whether nobody has called for the first panels yet
   float* out;           // no alignment beyond 4; columns past n are not touched
   int64_t out_stride;   // floats from row to row
   const float* bias;    // n floats, or null
@@ -97,9 +98,10 @@ struct Kernels {
   void (*attend_merge)(float* a_m, float* a_l, float* a_o, const float* b_m, const float* b_l,
                        const float* b_o, int hd);
 
-  // Writes a Q8 row: for each block d = max|x| / 127, q = rne(x * (127 / max)), true divisions; a
-  // block whose max is 0 or so small that 127 / max overflows gives zeros.  False if any x is not finite.
-  bool (*quantize_q8)(const float* x, int k, uint8_t* out);
+  // For each block of 32: d = max|x| / 127, q = rne(x * (127 / max)), true divisions; a block whose max
+  // is 0 or so small that 127 / max overflows gives zeros.  k rounded up to a multiple of 32 codes are
+  // written, zero past k.  False if any x is not finite.
+  bool (*quantize_q8)(const float* x, int k, int8_t* codes, Q8Block* blocks);
   // Writes a BF16 row (round to nearest even), padding zero.  False if any x is not finite.
   bool (*round_bf16)(const float* x, int k, uint8_t* out);
 
@@ -107,11 +109,12 @@ struct Kernels {
   // fma(x, x, lane).  w null means 1; out may be x or add.  Pointers need 4-byte alignment only.
   void (*rms_norm)(const float* x, const float* w, const float* add, int n, float eps, float* out);
 
-  // out[i] = act(gate[i]) * up[i].  silu(x) = x / (1 + exp(-x));
+  // out[i] = act(gate[i]) * up[i], i < n, a multiple of `group`; x is `group` gates, their ups, and so on.
+  // silu(x) = x / (1 + exp(-x));
   // gelu_tanh(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3), evaluated as
-  // x / (1 + exp(-2u)).  out may be gate.
-  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
-  void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* out);
+  // x / (1 + exp(-2u)).  out may be x.
+  void (*silu_mul)(const float* x, int group, int n, float* out);
+  void (*gelu_tanh_mul)(const float* x, int group, int n, float* out);
 
   // Rotates one head in place, half-split: for i < half: a = x[i], b = x[i + half];
   // x[i] = fma(a, cos[i], -(b * sin[i])), x[i + half] = fma(b, cos[i], a * sin[i]).
@@ -136,6 +139,17 @@ struct Kernels {
   // The same for 8-bit products whose sums are scaled and added, as the blocks of quantized panels are.
   int64_t (*peak_scaled)(int rounds);
 };
+
+// Writes a whole Q8 row of k numbers; false if any is not finite.
+SAMOVAR_INLINE bool quantize_q8_row(const Kernels& kernels, const float* x, int k, uint8_t* row) {
+  const int64_t codes = round_up(k, kBlock), all_codes = q8_blocks_offset(k);
+  auto* blocks = reinterpret_cast<Q8Block*>(row + all_codes);
+  const bool finite = kernels.quantize_q8(x, k, reinterpret_cast<int8_t*>(row), blocks);
+  auto* end = reinterpret_cast<uint8_t*>(blocks + codes / kBlock);
+  __builtin_memset(row + codes, 0, all_codes - codes);
+  __builtin_memset(end, 0, row + row_bytes(RowType::Q8, k) - end);
+  return finite;
+}
 
 // Tables that this build has and this CPU can run, best first; the last is always "portable".
 // Returns their number (at most `capacity` are written).

@@ -36,6 +36,14 @@ struct NextSlice {
   }
 };
 
+// Calls for what the first pass over the first panels would wait for line by line.
+template <int panels> SAMOVAR_INLINE void fetch_begin(const MatmulArgs& a, int64_t bytes) {
+  const int64_t end = bytes < a.panel_stride ? bytes : a.panel_stride;
+  for (int64_t at = 0; at < end; at += 64)
+    for (int64_t p = 0; p < panels; ++p)
+      __builtin_prefetch(a.w + p * a.panel_stride + at, 0, 3);
+}
+
 template <Walk walk, int tile_rows> struct Tile {
   static constexpr Walk kWalk = walk;
   static constexpr int rows = tile_rows, panels = walk.panels, parts = walk.parts;
@@ -162,6 +170,8 @@ SAMOVAR_INLINE void walk_rows(const MatmulArgs& a, int panel, bool more, Compute
   constexpr int most = max_slice<form, walk>();
   const int slices = sliced && passes > 1 ? (num_chunks + most - 1) / most : 1;
   const int length = (num_chunks + slices - 1) / slices;
+  if (sliced && a.cold && panel == 0)
+    fetch_begin<walk.panels>(a, passes > 1 ? length * bytes : walk.ahead);
   alignas(64) float carried[sliced ? kMaxPartRows * walk.panels * kPanelRows : 1];
   for (int first = 0; first < num_chunks; first += length) {
     const int left = num_chunks - first, end = left < length ? num_chunks : first + length;

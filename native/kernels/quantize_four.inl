@@ -64,6 +64,6 @@ SAMOVAR_INLINE bool quantize_four(const float* x, int8_t* codes, Q8Block* blocks
   return true;
 }
 
-inline bool quantize_q8_fours(const float* x, int k, uint8_t* out) {
-  return quantize_row(x, k, out, quantize_four);
+inline bool quantize_q8_fours(const float* x, int k, int8_t* codes, Q8Block* blocks) {
+  return quantize_blocks(x, k, codes, blocks, quantize_four);
 }

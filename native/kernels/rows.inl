@@ -32,38 +32,33 @@ SAMOVAR_INLINE bool quantize_block(const float* x, int8_t* q, Q8Block& block) {
   return true;
 }
 
-// A Q8 row; quantize_four(x, codes, blocks) may quantize four blocks, or says that it has not.
+// quantize_four(x, codes, blocks) may quantize four blocks, or says that it has not.
 template <class QuantizeFour>
-SAMOVAR_INLINE bool quantize_row(const float* x, int k, uint8_t* out, QuantizeFour quantize_four) {
-  const int64_t padded = round_up(k, 64);
-  int8_t* q = reinterpret_cast<int8_t*>(out);
-  Q8Block* blocks = reinterpret_cast<Q8Block*>(out + q8_blocks_offset(k));
+SAMOVAR_INLINE bool quantize_blocks(const float* x, int k, int8_t* codes, Q8Block* blocks,
+                                    QuantizeFour quantize_four) {
   bool finite = true;
   int b = 0;
   while ((b + 1) * kBlock <= k) {
     const bool four = (b + 4) * kBlock <= k;
-    if (four && quantize_four(x + b * kBlock, q + b * kBlock, blocks + b)) {
+    if (four && quantize_four(x + b * kBlock, codes + b * kBlock, blocks + b)) {
       b += 4;
       continue;
     }
     for (const int end = four ? b + 4 : b + 1; b < end; ++b)
-      finite &= quantize_block(x + b * kBlock, q + b * kBlock, blocks[b]);
+      finite &= quantize_block(x + b * kBlock, codes + b * kBlock, blocks[b]);
   }
   if (b * kBlock < k) {
     float tail[kBlock] = {};
     for (int i = b * kBlock; i < k; ++i)
       tail[i - b * kBlock] = x[i];
-    finite &= quantize_block(tail, q + b * kBlock, blocks[b]);
-    ++b;
+    finite &= quantize_block(tail, codes + b * kBlock, blocks[b]);
   }
-  __builtin_memset(q + b * kBlock, 0, padded - b * kBlock);
-  const int64_t used = q8_blocks_offset(k) + b * static_cast<int64_t>(sizeof(Q8Block));
-  __builtin_memset(out + used, 0, row_bytes(RowType::Q8, k) - used);
   return finite;
 }
 
-inline bool quantize_q8(const float* x, int k, uint8_t* out) {
-  return quantize_row(x, k, out, SAMOVAR_BODY(const float*, int8_t*, Q8Block*) { return false; });
+inline bool quantize_q8(const float* x, int k, int8_t* codes, Q8Block* blocks) {
+  return quantize_blocks(
+      x, k, codes, blocks, SAMOVAR_BODY(const float*, int8_t*, Q8Block*) { return false; });
 }
 
 inline bool round_bf16(const float* x, int k, uint8_t* out) {
@@ -121,12 +116,18 @@ SAMOVAR_INLINE void gated(const float* gate, const float* up, int n, float* out,
       });
 }
 
-inline void silu_mul(const float* gate, const float* up, int n, float* out) {
-  gated(gate, up, n, out, SAMOVAR_BODY(auto& x) { silu(x); });
+// Pairs that alternate in groups; what is read lies never before what was written.
+template <class Act> SAMOVAR_INLINE void gated(const float* x, int group, int n, float* out, Act act) {
+  for (int first = 0; first < n; first += group)
+    gated(x + 2 * first, x + 2 * first + group, group, out + first, act);
 }
 
-inline void gelu_tanh_mul(const float* gate, const float* up, int n, float* out) {
-  gated(gate, up, n, out, SAMOVAR_BODY(auto& x) { gelu_tanh(x); });
+inline void silu_mul(const float* x, int group, int n, float* out) {
+  gated(x, group, n, out, SAMOVAR_BODY(auto& v) { silu(v); });
+}
+
+inline void gelu_tanh_mul(const float* x, int group, int n, float* out) {
+  gated(x, group, n, out, SAMOVAR_BODY(auto& v) { gelu_tanh(v); });
 }
 
 inline void rope(float* x, const float* cos, const float* sin, int half) {

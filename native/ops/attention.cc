@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kMaxRows = AttentionPlan::kMaxAttendRows;
 constexpr int kMaxDim = 256;
+static_assert(kMaxDim <= kMaxRoundedCols);
 constexpr int kChunkPages = kContextChunk / kPageTokens;
 // Of keys and values that one item reads: L3 gives them as fast as calls for them would, and holds so many.
 constexpr int64_t kNearBytes = int64_t{4} << 20;
@@ -216,39 +217,7 @@ private:
       if (operands_.out)
         std::copy_n(o, dim, step.floats(*operands_.out, t) + first_col);
       if (operands_.out_rows)
-        write_rounded_part(step, o, *operands_.out_rows, t, first_col);
-    }
-  }
-
-  // The columns of one head as write_rounded would write them within the whole row: a head is whole
-  // blocks of 32, which are rounded alone.  The last head's writer adds the padding.
-  void write_rounded_part(const Step& step, const float* x, const Buffer& out, int t, int first_col) const {
-    const int dim = shape_.head_dim;
-    uint8_t* row = step.row(out, t);
-    alignas(64) uint8_t part[kMaxDim * 2];
-    const bool q8 = out.type == RowType::Q8;
-    if (!(q8 ? step.kernels->quantize_q8(x, dim, part) : step.kernels->round_bf16(x, dim, part)))
-      step.mark_bad(RowKind::Tokens, t);
-    const auto copy = [&](int64_t from, int64_t to, int64_t bytes) {
-      std::memcpy(row + to, part + from, static_cast<size_t>(bytes));
-    };
-    const auto pad = [&](int64_t begin, int64_t end) {
-      std::memset(row + begin, 0, static_cast<size_t>(end - begin));
-    };
-    const bool last = first_col + dim == out.cols;
-    if (q8) {
-      constexpr auto kBlockBytes = static_cast<int64_t>(sizeof(Q8Block));
-      const int64_t blocks = q8_blocks_offset(out.cols);
-      copy(0, first_col, dim);
-      copy(q8_blocks_offset(dim), blocks + first_col / kBlock * kBlockBytes, dim / kBlock * kBlockBytes);
-      if (last) {
-        pad(out.cols, blocks);
-        pad(blocks + out.cols / kBlock * kBlockBytes, out.stride);
-      }
-    } else {
-      copy(0, first_col * 2, dim * 2);
-      if (last)
-        pad(out.cols * 2, out.stride);
+        write_rounded_columns(step, o, dim, *operands_.out_rows, t, first_col);
     }
   }
 

@@ -55,6 +55,19 @@ struct LinearSpec {
 };
 void add_linear(Program& program, LinearSpec spec);
 
+// act(gate) * up of x . weight^T [+ bias], where gate and up alternate in the weight; as f32 into `out`, as
+// rounded rows into `out_rows`, or both
+struct GatedLinearSpec {
+  int x;
+  std::shared_ptr<const Weight> weight;
+  std::string activation;  // silu, gelu_tanh
+  std::vector<float> bias; // of gate, then of up; empty: none
+  int out = -1;
+  int out_rows = -1;
+  std::string origin;
+};
+void add_gated_linear(Program& program, GatedLinearSpec spec);
+
 // RMSNorm of each q head and each k head of q|k|v rows, in place
 struct QkNormSpec {
   int x;

@@ -49,7 +49,7 @@ void bench_matmul(const Kernels& kernels, Form form, int k, int n) {
       v = random.activation();
     uint8_t* to = x.data() + r * stride;
     if (type == RowType::Q8)
-      kernels.quantize_q8(row.data(), k, to);
+      quantize_q8_row(kernels, row.data(), k, to);
     else if (type == RowType::BF16)
       kernels.round_bf16(row.data(), k, to);
     else
@@ -119,11 +119,13 @@ void bench_attend(const Kernels& kernels, KvType type, int hd, int rows) {
 void bench_rows(const Kernels& kernels) {
   const int n = 1536, times = 2000;
   Random random(5);
-  std::vector<float> x(n), y(n), z(n);
+  std::vector<float> x(n), y(n), z(n), pairs(2 * n);
   Buffer row(row_bytes(RowType::Q8, n));
   for (float& v : x)
     v = random.activation();
   for (float& v : y)
+    v = random.activation();
+  for (float& v : pairs)
     v = random.activation();
   const auto show = [&](const char* name, const auto& body) {
     const double s = best_of(3, [&] {
@@ -133,10 +135,10 @@ void bench_rows(const Kernels& kernels) {
     std::printf(" %s %.0f ns", name, s / times * 1e9);
   };
   std::printf("%-9s %d floats:", kernels.name, n);
-  show("quantize_q8", [&] { kernels.quantize_q8(x.data(), n, row.data()); });
+  show("quantize_q8", [&] { quantize_q8_row(kernels, x.data(), n, row.data()); });
   show("rms_norm", [&] { kernels.rms_norm(x.data(), y.data(), nullptr, n, 1e-5f, z.data()); });
-  show("silu_mul", [&] { kernels.silu_mul(x.data(), y.data(), n, z.data()); });
-  show("gelu_tanh_mul", [&] { kernels.gelu_tanh_mul(x.data(), y.data(), n, z.data()); });
+  show("silu_mul", [&] { kernels.silu_mul(pairs.data(), n, n, z.data()); });
+  show("gelu_tanh_mul", [&] { kernels.gelu_tanh_mul(pairs.data(), n, n, z.data()); });
   show("argmax", [&] { kernels.argmax(x.data(), n); });
   show("exp_sum", [&] { kernels.exp_sum(x.data(), n, 0, 1, z.data()); });
   std::printf("\n");

@@ -67,7 +67,7 @@ void matmul(const Kernels& kernels, Form form, Checksum& sum) {
       const Floats row = activations(k, random);
       uint8_t* out = x.data() + r * stride;
       if (type == RowType::Q8)
-        kernels.quantize_q8(row.data(), k, out);
+        quantize_q8_row(kernels, row.data(), k, out);
       else if (type == RowType::BF16)
         kernels.round_bf16(row.data(), k, out);
       else
@@ -210,7 +210,9 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
       Floats out(n);
       if (name == "quantize_q8" || name == "round_bf16") {
         const bool q8 = name == "quantize_q8";
-        const auto function = q8 ? kernels.quantize_q8 : kernels.round_bf16;
+        const auto function = [&](const float* from, int k, uint8_t* to) {
+          return q8 ? quantize_q8_row(kernels, from, k, to) : kernels.round_bf16(from, k, to);
+        };
         Buffer row(row_bytes(q8 ? RowType::Q8 : RowType::BF16, n));
         std::memset(row.data(), 0xee, row.size());
         sum.value(function(x.data(), n, row.data()));
@@ -230,7 +232,9 @@ void rows(const Kernels& kernels, const std::string& name, Checksum& sum) {
         kernels.rms_norm(x.data(), nullptr, z.data(), n, 1e-6f, x.data());
         sum.add(x);
       } else if (name == "silu_mul" || name == "gelu_tanh_mul") {
-        (name == "silu_mul" ? kernels.silu_mul : kernels.gelu_tanh_mul)(x.data(), y.data(), n, out.data());
+        const auto function = name == "silu_mul" ? kernels.silu_mul : kernels.gelu_tanh_mul;
+        x.insert(x.end(), y.begin(), y.end());
+        function(x.data(), n, n, out.data());
         sum.add(out);
       } else if (name == "rope") {
         Floats head = activations(2 * n, random);

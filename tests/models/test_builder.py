@@ -85,13 +85,36 @@ def test_a_result_is_rounded_once_for_all_its_readers(builder: Builder) -> None:
 def test_an_f32_result_that_nobody_reads_is_dropped(builder: Builder) -> None:
     x = builder.rms_norm(embed(builder), "model.norm.weight", 1e-5)
     with builder.scope("model.layers.0.mlp"):
-        h = builder.linear(x, ("gate_proj.weight", "up_proj.weight"), (INNER, INNER))
-        h = builder.gated(h, "silu")
+        h = builder.gated_linear(x, ("gate_proj.weight", "up_proj.weight"), INNER, "silu")
         h = builder.linear(h, "down_proj.weight", HIDDEN)
     program = finish(builder, h)
     assert ops_of(program, "rms_norm")[0].outs.keys() == {"out_rows"}
-    assert ops_of(program, "gated")[0].outs["out_rows"].type == "bf16"
-    assert ops_of(program, "gated")[0].outs.keys() == {"out_rows"}
+    assert ops_of(program, "gated_linear")[0].outs["out_rows"].type == "bf16"
+    assert ops_of(program, "gated_linear")[0].outs.keys() == {"out_rows"}
+
+
+@pytest.mark.parametrize(
+    ("up", "inner", "kinds"),
+    [
+        ("Q4_0", INNER, ["gated_linear"]),
+        ("Q8_0", INNER, ["linear", "gated"]),
+        ("Q4_0", INNER - 32, ["linear", "gated"]),
+    ],
+)
+def test_gate_and_up_are_one_operation_if_they_may_alternate(
+    tmp_path: Path, up: str, inner: int, kinds: list[str]
+) -> None:
+    formats = {"": "Q4_0", "ffn_up": up}
+    builder = Builder(
+        open_checkpoint(write_tiny(tmp_path / "a.gguf", "llama", formats, inner=inner))
+    )
+    x = embed(builder)
+    with builder.scope("model.layers.0.mlp"):
+        h = builder.gated_linear(x, ("gate_proj.weight", "up_proj.weight"), inner, "silu")
+        h = builder.linear(h, "down_proj.weight", HIDDEN)
+    ops = finish(builder, h).ops
+    assert [op.kind for op in ops if "gate" in str(op.weights) or op.kind == "gated"] == kinds
+    assert h.cols == HIDDEN
 
 
 def test_reading_a_value_that_was_changed_in_place_names_both_lines(builder: Builder) -> None:
@@ -132,7 +155,7 @@ def test_origin_is_the_line_of_the_model_file(builder: Builder) -> None:
 
 def test_a_tied_head_is_the_same_matrix_as_the_embedding(builder: Builder) -> None:
     program = finish(builder, embed(builder))
-    assert list(program.matrices()) == [("model.embed_tokens.weight",)]
+    assert list(program.matrices()) == [(("model.embed_tokens.weight",), False)]
     weights = [op.weights["weight"] for op in program.ops if "weight" in op.weights]
     assert all(isinstance(w, Matrix) and w.rows == VOCAB and w.cols == HIDDEN for w in weights)
 

@@ -30,6 +30,12 @@ def test_weights_are_read_once_for_all_rows(
     assert total([step]) == OperationWork(num_bytes, macs)
 
 
+def test_a_gated_linear_has_a_line_of_its_own() -> None:
+    gated = Linear("model.py:3", Rows.TOKENS, 10, PackedMatrix("q8", 6), kind="gated_linear")
+    step = Work((BODY, gated), ()).step([(0, 1)], num_logit_rows=0, kv="bf16")
+    assert [line for line, _ in step] == [("linear", "model.py:1"), ("gated_linear", "model.py:3")]
+
+
 @pytest.mark.parametrize(
     ("layer", "chunk", "num_read", "num_products"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from native_programs import Bench, run, small_cache
+from native_programs import Bench, random_blocks, run, small_cache
 from samovar import _native as native
 
 
@@ -27,7 +27,10 @@ class Buffers(Bench):
             "logits": self.buffer(96, rows="logits"),
             "none": 999,
         }
-        self.weight = self.pack(np.ones((32, 96), np.float32))
+        self.weights = {
+            "plain": self.pack(np.ones((32, 96), np.float32)),
+            "alternating": self.pack(*[np.ones((64, 96), np.float32)] * 2, alternate=True),
+        }
 
 
 VECTOR = np.ones(96, np.float32)
@@ -53,6 +56,15 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("linear", {"add": "narrow"}, "add: column 0"),
     ("linear", {"out": "x"}, "out shares memory with x"),
     ("linear", {"out": "logits"}, "one operand has a row for each token"),
+    ("linear", {"weight": "alternating"}, "weight: its parts alternate"),
+    ("gated_linear", {"weight": "plain"}, "weight: expected gate and up that alternate"),
+    ("gated_linear", {"activation": "relu"}, "activation: expected silu or gelu_tanh, got relu"),
+    ("gated_linear", {"bias": VECTOR}, "bias: expected 128 values, got 96"),
+    ("gated_linear", {"x": "narrow"}, "x: column 0"),
+    ("gated_linear", {"out": "narrow"}, "out: expected 64 columns, got 32"),
+    ("gated_linear", {"out": "x"}, "out: expected 64 columns, got 96"),
+    ("gated_linear", {"out": -1}, "neither out nor out_rows"),
+    ("gated_linear", {"out_rows": "fresh"}, "out_rows: expected q8 or bf16 rows, got f32"),
     ("qk_norm", {"heads": 2}, "x: expected 128 columns, got 96"),
     ("qk_norm", {"q_weight": VECTOR}, "q_weight: expected 32 values, got 96"),
     ("qk_norm", {"kv_heads": 0}, "heads, kv_heads and head_dim must be at least 1"),
@@ -82,7 +94,13 @@ def arguments(buffers: Buffers, kind: str) -> dict[str, Any]:
         "embedding": {"out": "fresh", "weight": buffers.pack(buffers.table), "scale": 1.0},
         "rms_norm": {"x": "x", "weight": VECTOR, "eps": 1e-5, "out": "fresh"},
         "round_rows": {"x": "x", "out": "q8"},
-        "linear": {"x": "x", "weight": buffers.weight, "out": "fresh"},
+        "linear": {"x": "x", "weight": "plain", "out": "fresh"},
+        "gated_linear": {
+            "x": "x",
+            "weight": "alternating",
+            "activation": "silu",
+            "out": buffers.buffer(64),
+        },
         "qk_norm": {
             "x": "x",
             "q_weight": VECTOR[:32],
@@ -114,8 +132,9 @@ def arguments(buffers: Buffers, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("kind", "change", "message"), CASES)
 def test_wrong_operands_are_refused(kind: str, change: dict[str, Any], message: str) -> None:
     buffers = Buffers()
+    names = {**buffers.ids, **buffers.weights}
     values = {
-        name: buffers.ids.get(value, value) if isinstance(value, str) else value
+        name: names.get(value, value) if isinstance(value, str) else value
         for name, value in (arguments(buffers, kind) | change).items()
     }
     with pytest.raises(ValueError, match=f"^model.py:7: {kind}: {message}"):
@@ -265,6 +284,47 @@ def test_operations_on_rows_are_their_kernels(kind: str) -> None:
     runner = bench.finish(out, cols)
     run(runner, [(range(40), 0, [0, 1])], range(40))
     np.testing.assert_array_equal(runner.logits[:40], expected)
+
+
+@pytest.mark.parametrize("format", ["F32", "BF16", "Q4_0", "Q6_K"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("tokens", [1, 5, 150])
+def test_gated_linear_is_linear_then_gated(format: str, activation: str, tokens: int) -> None:
+    rng = np.random.default_rng(tokens)
+    bench, like = Bench(max_tokens=150, threads=3), np.empty((640, 256), np.float32)
+    program = bench.program
+    x = bench.embedding(rng.normal(size=(150, 256)).astype(np.float32))
+    blocks = [random_blocks(format, like.size, rng) for _ in range(2)]
+    bias = rng.normal(size=2 * 640).astype(np.float32)
+    plain = bench.pack_blocks(blocks, [format] * 2, like, like)
+    alternating = bench.pack_blocks(blocks, [format] * 2, like, like, alternate=True)
+    rows = x
+    if plain.input_type != "f32":
+        rows = bench.buffer(256, plain.input_type)
+        program.add_round_rows(x=x, out=rows, origin="round")
+    both, together = bench.buffer(2 * 640), bench.buffer(2 * (640 + 64))
+    program.add_linear(x=rows, weight=plain, bias=bias, out=both, origin="linear")
+    same = bench.pack(np.eye(640, dtype=np.float32))
+    reader_format = "Q8_0" if plain.input_type == "q8" else "BF16"
+    blocks = [random_blocks(reader_format, 64 * 640, rng)]
+    reader = bench.pack_blocks(blocks, [reader_format], np.empty((64, 640), np.float32))
+    column = 0
+    for fused in (False, True):
+        out, rounded = bench.buffer(640), bench.buffer(640, reader.input_type)
+        to: dict[str, Any] = {"out": out, "out_rows": rounded, "activation": activation}
+        if fused:
+            program.add_gated_linear(x=rows, weight=alternating, bias=bias, **to, origin="fused")
+        else:
+            program.add_gated(x=both, **to, origin="gated")
+        for value, weight in ((out, same), (rounded, reader)):
+            program.add_linear(x=value, weight=weight, out=together, out_col=column, origin="copy")
+            column += weight.rows
+    runner = bench.finish(together, 2 * (640 + 64))
+    seen = range(0, tokens, -(-tokens // 16))
+    run(runner, [(range(tokens), 0, range(5))], seen)
+    first, second = np.split(runner.logits[: len(seen)], 2, axis=1)
+    assert np.any(first)
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("over", ["nothing", "input", "result"])

@@ -50,6 +50,50 @@ def test_parts_in_several_formats_are_one_matrix(pool: native.Pool) -> None:
     assert arena.nbytes == weight.nbytes > 0
 
 
+@pytest.mark.parametrize("rows", [[20, 3, 48], [16, 32, 5], [64, 64]])
+def test_parts_in_one_format_are_one_matrix(rows: list[int], pool: native.Pool) -> None:
+    rng = np.random.default_rng(1)
+    raw = [random_blocks("Q5_0", r * 320, rng).reshape(-1) for r in rows]
+    weight = native.Weight.pack(
+        raw, ["Q5_0"] * len(rows), rows, 320, arena=native.Arena(), pool=pool
+    )
+    expected = FORMATS_BY_NAME["Q5_0"].dequantize(np.concatenate(raw)).reshape(-1, 320)
+    np.testing.assert_array_equal(weight.dequantize(), expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_two_parts_alternate(name: str, pool: native.Pool) -> None:
+    rng = np.random.default_rng(2)
+    raw = [random_blocks(name, 192 * 256, rng).reshape(-1) for _ in range(2)]
+    weight = native.Weight.pack(
+        raw, [name] * 2, [192] * 2, 256, alternate=True, arena=native.Arena(), pool=pool
+    )
+    parts = [FORMATS_BY_NAME[name].dequantize(r).reshape(3, 64, 256) for r in raw]
+    expected = np.stack(parts, axis=1).reshape(384, 256)
+    np.testing.assert_array_equal(weight.dequantize(), expected)
+
+
+@pytest.mark.parametrize(
+    ("formats", "rows"),
+    [
+        (["Q4_0"], [64]),
+        (["Q4_0"] * 3, [64] * 3),
+        (["Q4_0", "Q8_0"], [64] * 2),
+        (["Q4_0"] * 2, [64, 128]),
+        (["Q4_0"] * 2, [96] * 2),
+    ],
+)
+def test_other_parts_do_not_alternate(
+    formats: list[str], rows: list[int], pool: native.Pool
+) -> None:
+    raw = [
+        np.zeros(FORMATS_BY_NAME[f].row_bytes(32) * r, np.uint8)
+        for f, r in zip(formats, rows, strict=True)
+    ]
+    with pytest.raises(ValueError, match="parts: to alternate they must be two of one format"):
+        native.Weight.pack(raw, formats, rows, 32, alternate=True, arena=native.Arena(), pool=pool)
+
+
 def test_a_weight_outlives_its_arena_and_pool() -> None:
     values = np.arange(64, dtype=np.float32).reshape(2, 32)
     raw = values.reshape(-1).view(np.uint8)

@@ -128,9 +128,10 @@ class Profile:
 
     def by_kind(self) -> dict[str, float]:
         """The time of linear, attention and other operations, and what is beside them."""
+        classes = {"linear": "linear", "gated_linear": "linear", "attention": "attention"}
         seconds = {"linear": 0.0, "attention": 0.0, "other operations": 0.0}
         for row in self.operations:
-            seconds[row.kind if row.kind in seconds else "other operations"] += row.seconds
+            seconds[classes.get(row.kind, "other operations")] += row.seconds
         beside = {"sampling": self.sample_s, "between": self.between_s, "Python": self.python_s}
         return seconds | beside
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -24,7 +24,9 @@ _INPUT_TYPES: Final[Mapping[str, RowType]] = MappingProxyType(
     {"F32": "f32", "F16": "f32", "BF16": "bf16"}
 )
 # Operations that can write their result as rounded rows at the same time.
-_ROW_WRITERS: Final = frozenset({"rms_norm", "gated", "attention"})
+_ROW_WRITERS: Final = frozenset({"rms_norm", "gated", "gated_linear", "attention"})
+# Rows of two matrices that alternate in memory: kAlternatingRows of native/weight.h.
+_ALTERNATING_ROWS: Final = 64
 
 
 class Builder:
@@ -104,16 +106,15 @@ class Builder:
         names = (names,) if isinstance(names, str) else names
         widths = (widths,) if isinstance(widths, int) else widths
         parts = [self._tensor(n, (w, x.cols)) for n, w in zip(names, widths, strict=True)]
-        bias_names = [f"{name.removesuffix('weight')}bias" for name in names] if bias else []
-        biases = [self._vector(n, w) for n, w in zip(bias_names, widths, strict=False)]
+        biases = self._biases(names, widths) if bias else None
         out = self._new(x.rows, sum(widths))
         residual = self._residual(add, out)
-        column = index = 0
+        column = 0
         for type, group in groupby(parts, key=_input_type):
             weight = Matrix(tuple(group))
             weights: dict[str, Matrix | NDArray[np.float32]] = {"weight": weight}
-            if biases:
-                weights["bias"] = np.concatenate(biases[index : index + len(weight.parts)])
+            if biases is not None:
+                weights["bias"] = biases[column : column + weight.rows]
             self._append(
                 "linear",
                 out={"out": out},
@@ -122,7 +123,6 @@ class Builder:
                 out_col=column,
             )
             column += weight.rows
-            index += len(weight.parts)
         return out
 
     def qk_norm(
@@ -210,6 +210,37 @@ class Builder:
         self._append("gated", out={"out": out}, ins={"x": x}, activation=activation)
         return out
 
+    def gated_linear(
+        self,
+        x: Value,
+        names: tuple[str, str],
+        width: int,
+        activation: str,
+        *,
+        bias: bool = False,
+    ) -> Value:
+        """activation(gate) * up, of the products of x with the two matrices.
+
+        x: [rows, k] f32.  names: of gate and up, [width, k] each.  activation: as of `gated`.
+        bias: as of `linear`.  Returns [rows, width] f32.
+        One operation where the matrices may alternate, else `linear` and `gated`.
+        """
+        parts = tuple(self._tensor(name, (width, x.cols)) for name in names)
+        if parts[0].format != parts[1].format or width % _ALTERNATING_ROWS != 0:
+            return self.gated(self.linear(x, names, (width, width), bias=bias), activation)
+        weights: dict[str, Matrix | NDArray[np.float32]] = {"weight": Matrix(parts, alternate=True)}
+        if bias:
+            weights["bias"] = self._biases(names, (width, width))
+        out = self._new(x.rows, width)
+        self._append(
+            "gated_linear",
+            out={"out": out},
+            ins={"x": self._rows_of(x, _input_type(parts[0]))},
+            weights=weights,
+            activation=activation,
+        )
+        return out
+
     def take_logit_rows(self, x: Value) -> Value:
         """The rows of x whose logits are wanted: what follows costs nothing for the others.
 
@@ -247,6 +278,15 @@ class Builder:
     def _vector(self, name: str, size: int) -> NDArray[np.float32]:
         tensor = self._tensor(name, (size,))
         return np.ascontiguousarray(tensor.format.dequantize(tensor.data), dtype=np.float32)
+
+    def _biases(self, names: Sequence[str], widths: Sequence[int]) -> NDArray[np.float32]:
+        """The biases of several matrices, side by side."""
+        return np.concatenate(
+            [
+                self._vector(f"{name.removesuffix('weight')}bias", width)
+                for name, width in zip(names, widths, strict=True)
+            ]
+        )
 
     # The list
 

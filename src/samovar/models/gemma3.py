@@ -124,10 +124,9 @@ def attention(b: Builder, c: Config, layer: int, x: Value) -> Value:
 def mlp(b: Builder, c: Config, x: Value) -> Value:
     h = b.rms_norm(x, "pre_feedforward_layernorm.weight", c.rms_norm_eps)
     with b.scope("mlp"):
-        h = b.linear(
-            h, ("gate_proj.weight", "up_proj.weight"), (c.intermediate_size, c.intermediate_size)
+        h = b.gated_linear(
+            h, ("gate_proj.weight", "up_proj.weight"), c.intermediate_size, "gelu_tanh"
         )
-        h = b.gated(h, "gelu_tanh")
         h = b.linear(h, "down_proj.weight", c.hidden_size)
     return b.rms_norm(h, "post_feedforward_layernorm.weight", c.rms_norm_eps, add=x)
 

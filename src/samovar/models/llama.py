@@ -87,11 +87,11 @@ def attention(b: Builder, c: Config, layer: int, x: Value) -> Value:
 def mlp(b: Builder, c: Config, x: Value) -> Value:
     h = b.rms_norm(x, "post_attention_layernorm.weight", c.rms_norm_eps)
     with b.scope("mlp"):
-        h = b.linear(
+        h = b.gated_linear(
             h,
             ("gate_proj.weight", "up_proj.weight"),
-            (c.intermediate_size, c.intermediate_size),
+            c.intermediate_size,
+            "silu",
             bias=c.mlp_bias,
         )
-        h = b.gated(h, "silu")
         return b.linear(h, "down_proj.weight", c.hidden_size, bias=c.mlp_bias, add=x)

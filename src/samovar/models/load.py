@@ -13,7 +13,7 @@ from samovar import _native as native
 from samovar.checkpoint.base import Checkpoint
 from samovar.models.config import ConfigReader
 from samovar.models.plan import Plan, plan
-from samovar.models.program import Matrix, Program, ProgramError, RowType
+from samovar.models.program import Matrix, MatrixKey, Program, ProgramError, RowType
 from samovar.models.registry import build_program
 from samovar.models.work import PackedMatrix, Work
 
@@ -88,7 +88,7 @@ def _pack(
     pool: native.Pool,
     arena: native.Arena,
     progress: Callable[[int, int], None] | None,
-) -> dict[tuple[str, ...], native.Weight]:
+) -> dict[MatrixKey, native.Weight]:
     """The packed form of every matrix, once for each, however many operations use it."""
     matrices = program.matrices()
     total = sum(_num_bytes(matrix) for matrix in matrices.values())
@@ -100,6 +100,7 @@ def _pack(
             [part.format.name for part in matrix.parts],
             [part.shape[0] for part in matrix.parts],
             matrix.cols,
+            alternate=matrix.alternate,
             arena=arena,
             pool=pool,
         )
@@ -113,7 +114,7 @@ def _pack(
 def _lower(
     program: Program,
     layout: Plan,
-    weights: Mapping[tuple[str, ...], native.Weight],
+    weights: Mapping[MatrixKey, native.Weight],
     lowered: native.Program,
 ) -> None:
     """Adds the buffers and operations of `program` to its native form."""

@@ -18,6 +18,8 @@ from samovar.checkpoint.base import TensorInfo
 RowType = Literal["f32", "q8", "bf16"]
 Array = NDArray[np.float32] | NDArray[np.float64]
 
+MatrixKey = tuple[tuple[str, ...], bool]  # the names of a matrix's parts, whether they alternate
+
 # Kinds of operations that treat each row alone.
 ROW_OPS: Final = frozenset(
     {
@@ -62,14 +64,18 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weight matrices with the same columns and input type, stacked: [sum of rows, cols]."""
+    """Weight matrices with the same columns and input type, stacked: [sum of rows, cols].
+
+    alternate: in memory, 64 rows of the first part lie before 64 of the second, and so on.
+    """
 
     parts: tuple[TensorInfo, ...]
+    alternate: bool = False
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """The names of the parts: the same key is the same matrix."""
-        return tuple(part.name for part in self.parts)
+    def key(self) -> MatrixKey:
+        """The same key is the same matrix in memory."""
+        return tuple(part.name for part in self.parts), self.alternate
 
     @property
     def rows(self) -> int:
@@ -103,9 +109,9 @@ class Program:
     ops: tuple[Op, ...]
     logits: Value
 
-    def matrices(self) -> dict[tuple[str, ...], Matrix]:
+    def matrices(self) -> dict[MatrixKey, Matrix]:
         """Every distinct weight matrix by its key, in order of first use."""
-        found: dict[tuple[str, ...], Matrix] = {}
+        found: dict[MatrixKey, Matrix] = {}
         for op in self.ops:
             for weight in op.weights.values():
                 if isinstance(weight, Matrix):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from samovar.models.program import Matrix, Program, Rows, RowType
+from samovar.models.program import Matrix, MatrixKey, Program, Rows, RowType
 
 _KV_VALUE_BYTES = {"f32": 4.0, "bf16": 2.0, "q8": 1.125}  # q8: 32 codes share a scale of 4 bytes
 
@@ -51,12 +51,16 @@ def total(steps: Iterable[StepWork]) -> OperationWork:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix, each step read once and multiplied with the rows of one kind."""
+    """A matrix, each step read once and multiplied with the rows of one kind.
+
+    kind: of the operation.
+    """
 
     origin: str
     rows: Rows
     num_weights: int
     matrix: PackedMatrix
+    kind: str = "linear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +96,15 @@ class Work:
     attentions: tuple[Attention, ...]
 
     @classmethod
-    def of(cls, program: Program, packed: Mapping[tuple[str, ...], PackedMatrix]) -> Work:
+    def of(cls, program: Program, packed: Mapping[MatrixKey, PackedMatrix]) -> Work:
         """The work of `program`, whose matrices by key cost what `packed` says."""
         linears, attentions = [], []
         for op in program.ops:
-            if op.kind == "linear":
+            if op.kind in ("linear", "gated_linear"):
                 matrix = next(w for w in op.weights.values() if isinstance(w, Matrix))
                 rows = next(iter(op.outs.values())).rows
                 num_weights = matrix.rows * matrix.cols
-                linears.append(Linear(op.origin, rows, num_weights, packed[matrix.key]))
+                linears.append(Linear(op.origin, rows, num_weights, packed[matrix.key], op.kind))
             elif op.kind == "attention":
                 attrs = ("heads", "kv_heads", "head_dim", "window")
                 attentions.append(Attention(op.origin, *(_int(op.attrs[name]) for name in attrs)))
@@ -118,7 +122,7 @@ class Work:
             if count := num_rows[linear.rows]:
                 macs = {linear.matrix.input_type: count * linear.num_weights}
                 work = OperationWork(linear.matrix.num_bytes, macs)
-                step.append((("linear", linear.origin), work))
+                step.append(((linear.kind, linear.origin), work))
         for attention, layers in Counter(self.attentions).items():
             work = attention.work(chunks, kv)
             step += [(("attention", attention.origin), work)] * layers
