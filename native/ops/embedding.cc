@@ -28,6 +28,7 @@ private:
 
 void add_embedding(Program& program, EmbeddingSpec spec) {
   Adding adding(program, "embedding", std::move(spec.origin));
+  adding.require(!spec.weight->alternates(), "weight: its parts alternate, as only gated_linear reads them");
   const Buffer out = adding.output("out", spec.out, RowType::F32);
   adding.tokens_only("out", out);
   adding.columns("out", out, spec.weight->cols());

@@ -39,6 +39,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("embedding", {"out": "narrow"}, "out: expected 96 columns, got 32"),
     ("embedding", {"out": "logits"}, 'out: expected rows "tokens"'),
     ("embedding", {"out": "none"}, "out: no buffer 999"),
+    ("embedding", {"weight": "alternating"}, "weight: its parts alternate"),
     ("rms_norm", {"x": "fresh"}, "x: column 0 of buffer .* is read before it is written"),
     ("rms_norm", {"x": "none"}, "x: no buffer 999"),
     ("rms_norm", {"weight": VECTOR[:5]}, "weight: expected 96 values, got 5"),
